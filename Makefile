@@ -1,0 +1,86 @@
+# Everything runs in an environment that make creates: only GNU make and Python 3.11+ have to be there.
+# (The package itself runs on Python 3.10; the exact versions in constraints.txt need 3.11.)
+
+PYTHON ?= python3
+VENV := .venv
+OLDEST := .venv-oldest
+BIN := $(VENV)/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+# A stamp says that an environment is up to date, so that a second run installs nothing.
+RUN := $(VENV)/.run
+DEV := $(VENV)/.dev
+DEMOS := $(VENV)/.demos
+OLDEST_DEV := $(OLDEST)/.dev
+
+.PHONY: help demo test test-fast test-oldest lint types bench demos clean
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(RUN) ## score the shipped demo model on its shipped data
+	$(BIN)/hf-geosharp score
+
+test: $(DEV) ## the whole test suite
+	$(BIN)/python -m pytest
+
+test-fast: $(DEV) ## the test suite without what takes long
+	$(BIN)/python -m pytest -m "not slow"
+
+test-oldest: $(OLDEST_DEV) ## the whole test suite with the oldest supported transformers
+	$(OLDEST)/bin/python -m pytest
+
+lint: $(DEV) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy finds a package by its folder, but hf_geosharp.cli and its like are mapped there by pyproject.toml from the top
+# of the repository. So it is shown a tree of links in which every package is where its name says.
+types: $(DEV) ## mypy in strict mode
+	rm -rf build/types
+	$(BIN)/python -c "$$LINK_PACKAGES" build/types
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache
+
+define LINK_PACKAGES
+import pathlib, sys, tomllib
+root, tree = pathlib.Path.cwd(), pathlib.Path(sys.argv[1])
+folders = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+for name in sorted(folders):
+    package = tree.joinpath(*name.split("."))
+    package.mkdir(parents=True)
+    for entry in (root / folders[name]).iterdir():
+        (package / entry.name).symlink_to(entry)
+endef
+export LINK_PACKAGES
+
+bench: $(DEV) ## the cost of geometry per step, and peak memory
+	$(BIN)/python benchmarks/geometry_cost.py
+
+demos: $(DEMOS) ## train the shipped demo models again, from their sources
+	$(BIN)/python benchmarks/make_demos.py all
+
+clean: ## remove the environments and everything built
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created $(OLDEST)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(@D)
+	touch $@
+
+$(RUN): $(VENV)/.created pyproject.toml constraints.txt
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(RUN)
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[test,lint]"
+	touch $@
+
+$(DEMOS): $(RUN)
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt scikit-learn
+	touch $@
+
+$(OLDEST_DEV): $(OLDEST)/.created pyproject.toml constraints-oldest.txt
+	$(OLDEST)/bin/python $(PIP_INSTALL) -c constraints-oldest.txt -e ".[test]"
+	touch $@

@@ -1,0 +1,69 @@
+"""``hf-geosharp demo``: what is shipped, and a copy of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hf_geosharp import demos
+from hf_geosharp.cli.errors import say
+from hf_geosharp.cli.options import debug_option
+
+
+@click.command("demo", short_help="List the shipped demos, or copy one out.")
+@click.argument("name", required=False)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder to copy to; it must be empty or not exist yet.  [default: ./NAME]",
+)
+@debug_option
+def command(name: str | None, output: Path | None) -> None:
+    """List what ships with the package, or copy the demo NAME (model, training and test data) out of it."""
+    if name is None:
+        if output is not None:
+            raise click.UsageError("--output needs the NAME of a demo to copy")
+        _list()
+        return
+    source = demos.path(name)
+    click.echo(demos.copy(name, output or Path(source.name)))
+    if demos.is_model(name):
+        say(f"Score it with: hf-geosharp score {demos.PREFIX}{source.name}")
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True)
+    table.add_column("what", overflow="fold")
+    table.add_column("accuracy", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("licence", no_wrap=True)
+    for demo in map(demos.info, demos.shipped()):
+        table.add_row(*_row(demo))
+    console = Console()
+    console.print(table)
+    console.print(
+        "\nScore a model with 'hf-geosharp score demo:NAME'. Each has a twin, demo:NAME-twin: other weights, the same "
+        "function, derived when it is asked for.",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _row(demo: dict[str, Any]) -> tuple[Any, ...]:
+    from rich.text import Text
+
+    parts = {part: demo[part]["accuracy"] for part in ("train", "test") if demo[part]}
+    # Data alone have neither.
+    accuracy = "\n".join(f"{value:.1%} {part}" for part, value in parts.items() if value is not None)
+    parameters = "" if demo["parameters"] is None else f"{demo['parameters']:,}"
+    what = f"{demo['title']}, {demo['task']}"
+    return tuple(
+        Text(str(cell)) for cell in (demo["name"], what, accuracy or "(data only)", parameters, demo["license"])
+    )

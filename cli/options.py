@@ -1,0 +1,191 @@
+"""Options that commands share, and the arguments of a score that they stand for.
+
+The options of a score carry the names of the keyword arguments of ``score_pretrained``, so that a new one is
+declared here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from hf_geosharp.cli.errors import set_debug
+
+F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[F], F]
+
+METRICS = ("inv", "mix", "adaptive", "euclidean")
+GEODESICS = ("first", "second", "exact")
+SYMMETRIES = ("full", "paper", "attention")
+DTYPES = ("float32", "float64")
+LABELS = ("data", "model")
+BASELINES = ("adaptive",)
+COLUMNS = ("text", "text_pair", "image", "label")
+
+
+def radius(value: str) -> float:
+    """A finite number above 0; ``click.FloatRange`` would let nan and inf through.
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    try:
+        number = float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a number") from None
+    if not math.isfinite(number) or number <= 0:
+        raise click.BadParameter(f"{value} is not a finite number above 0")
+    return number
+
+
+def label_map(value: str) -> dict[str, int | str]:
+    """A JSON object from the labels of the data to the class numbers or names of the model.
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    try:
+        mapping = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"not valid JSON: {error}") from None
+    if not isinstance(mapping, dict) or not mapping:
+        raise click.BadParameter('not a JSON object such as \'{"neg": 0, "pos": 1}\'')
+    for key, target in mapping.items():
+        # bool is an int to Python, but true is no class number.
+        if isinstance(target, bool) or not isinstance(target, (int, str)):
+            raise click.BadParameter(f"{key!r} is mapped to {json.dumps(target)}, not to a class number or name")
+    return mapping
+
+
+def _together(*options: Decorator[Any]) -> Decorator[Any]:
+    """One decorator that adds several options, listed by ``--help`` in the order given."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _remember_debug(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        set_debug(ctx)
+
+
+debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_remember_debug,
+    help="Show the traceback when something fails (also HF_DEBUG=1).",
+)
+
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="No progress and no notes on stderr; warnings and errors stay."
+)
+
+json_option = click.option(
+    "--json",
+    "json_target",
+    metavar="FILE|-",
+    help="Write the result as JSON to FILE as well; '-' prints JSON on stdout and nothing else.",
+)
+
+model_argument = click.argument("model", required=False)
+
+_data_options = _together(
+    click.option("--data", metavar="D", help="Data set: Hub id, folder or file.  [default: what the model card names]"),
+    click.option("--data-config", metavar="C", help="Configuration (subset) of the data set."),
+    click.option("--split", metavar="S", help="Split of the data set.  [default: train]"),
+    click.option(
+        "--task",
+        default="auto",
+        show_default=True,
+        metavar="T",
+        help="Task, e.g. causal-lm; 'auto' reads it from the model.",
+    ),
+    click.option("--samples", type=click.IntRange(min=1), default=1024, show_default=True, help="Samples to use."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=128,
+        show_default=True,
+        help="Samples in one ball; the score is the mean over balls.",
+    ),
+    click.option("--text-column", metavar="N", help="Column with the text."),
+    click.option("--text-pair-column", metavar="N", help="Column with the second text of a pair."),
+    click.option("--image-column", metavar="N", help="Column with the image."),
+    click.option("--label-column", metavar="N", help="Column with the label."),
+    click.option(
+        "--label-map",
+        type=label_map,
+        metavar="JSON",
+        help='From labels of the data to classes of the model, e.g. \'{"neg": 0, "pos": 1}\'.',
+    ),
+    click.option(
+        "--labels",
+        type=click.Choice(LABELS),
+        default="data",
+        show_default=True,
+        help="Target: the labels of the data, or the model's own unperturbed output (no labels needed).",
+    ),
+)
+
+_measure_options = _together(
+    click.option("--metric", type=click.Choice(METRICS), default="inv", show_default=True, help="Metric of the ball."),
+    click.option(
+        "--geodesic", type=click.Choice(GEODESICS), help="Order of the geodesic map.  [default: what suits the metric]"
+    ),
+    click.option(
+        "--symmetries",
+        type=click.Choice(SYMMETRIES),
+        default="full",
+        show_default=True,
+        help="Which symmetries are divided out.",
+    ),
+    click.option(
+        "--rho",
+        type=radius,
+        multiple=True,
+        metavar="R",
+        help="Radius; give it several times for a curve.  [default: measured for the metric]",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Ascent steps in each ball."
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Picks samples and starts."
+    ),
+    click.option("--average", is_flag=True, help="Average-case instead of worst-case sharpness."),
+    click.option("--baselines", is_flag=True, help="Also the adaptive sharpness at the same radius."),
+)
+
+_model_options = _together(
+    click.option("--device", default="auto", show_default=True, help="Where to compute, e.g. cpu, cuda, cuda:1, mps."),
+    click.option(
+        "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Precision to compute in."
+    ),
+    click.option("--revision", metavar="R", help="Branch, tag or commit of the model."),
+    click.option("--token", metavar="T", help="Hub token; HF_TOKEN keeps it out of the shell's history."),
+    click.option("--trust-remote-code", is_flag=True, help="Allow code from the model's repository to run."),
+    click.option("--allow-missing", is_flag=True, help="Score even if weights of the model are missing and random."),
+)
+
+score_options = _together(_data_options, _measure_options, _model_options)
+
+
+def score_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of ``score_pretrained`` from the values of :data:`score_options`."""
+    from hf_geosharp.tasks.columns import Columns
+
+    arguments = dict(options)
+    arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in COLUMNS})
+    arguments["rho"] = list(options["rho"]) or None
+    arguments["baselines"] = BASELINES if options["baselines"] else ()
+    return arguments

@@ -1,0 +1,69 @@
+"""Where the JSON of a result goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hf_geosharp.errors import GeosharpError
+
+if TYPE_CHECKING:
+    from hf_geosharp.sharpness.result import SharpnessResult
+
+
+class JsonTarget:
+    """The value of ``--json``: nothing, '-' for stdout, or a file that is written whole or not at all."""
+
+    def __init__(self, target: str | None):
+        self.is_stdout = target == "-"
+        # Through links, so that a link to a file stays one.
+        self._path = None if target is None or self.is_stdout else Path(os.path.realpath(target))
+
+    def check(self) -> None:
+        """Fail now rather than after the score has been computed.
+
+        Raises:
+            GeosharpError: nothing can be written there.
+        """
+        if self._path is None:
+            return
+        folder = self._path.parent
+        if not folder.is_dir():
+            raise GeosharpError(f"--json: there is no folder {folder}; create it first")
+        if self._path.is_dir():
+            raise GeosharpError(f"--json: {self._path} is a folder; give the name of a file")
+        if not os.access(self._path if self._is_special() else folder, os.W_OK):
+            raise GeosharpError(f"--json: no permission to write {self._path}")
+
+    def write(self, result: SharpnessResult) -> None:
+        """Write ``result``, if it is wanted as JSON at all.
+
+        Raises:
+            GeosharpError: the file system refused.
+        """
+        if self.is_stdout:
+            # As bytes: JSON is UTF-8 whatever the terminal's encoding.
+            click.echo(result.to_json().encode())
+        elif self._path is not None:
+            try:
+                self._write_file(self._path, (result.to_json() + "\n").encode())
+            except OSError as error:
+                raise GeosharpError(f"--json: cannot write {self._path}: {error.strerror or error}") from error
+
+    def _write_file(self, path: Path, content: bytes) -> None:
+        if self._is_special():
+            path.write_bytes(content)
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _is_special(self) -> bool:
+        """A device or pipe must be written to; replacing it would put a file in its place."""
+        return self._path is not None and self._path.exists() and not self._path.is_file()

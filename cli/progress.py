@@ -1,0 +1,80 @@
+"""Progress with the time left, on stderr, and only where somebody watches."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from hf_geosharp.sharpness.estimate import Progress as State
+
+Update = Callable[["State"], None]
+
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_STAGES = {
+    "verify": "checking symmetries",
+    "score": "scoring",
+    "reproducibility": "checking reproducibility",
+    "baseline": "baseline",
+}
+
+
+def wanted(quiet: bool) -> bool:
+    """Whether to draw progress: stderr is a terminal and neither ``--quiet`` nor the environment says no."""
+    disabled = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in _TRUE
+    return not quiet and not disabled and sys.stderr.isatty()
+
+
+@contextmanager
+def shown(wanted: bool) -> Iterator[Update | None]:
+    """A callback for the score, or None. The bar is gone afterwards, also after an exception."""
+    if not wanted:
+        yield None
+        return
+    bar = _Bar()
+    try:
+        yield bar.update
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """Starts at the first report, so that download bars of the libraries have the terminal until then."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("passes, left"),
+            # A long window: stages differ in speed, and the estimate should not jump.
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            speed_estimate_period=120.0,
+        )
+        self._task: TaskID | None = None
+
+    def update(self, state: State) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(_describe(state), total=state.total)
+            self._progress.start()
+        self._progress.update(self._task, description=_describe(state), completed=state.done, total=state.total)
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._progress.stop()
+
+
+def _describe(state: State) -> str:
+    stage = _STAGES.get(state.stage, state.stage)
+    if state.stage != "score":
+        return stage
+    # Counting from 1, as people do.
+    return f"{stage} batch {min(state.batch + 1, state.batches)}/{state.batches} rho {state.rho:.3g}: {state.value:.4g}"

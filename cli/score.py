@@ -1,0 +1,67 @@
+"""``hf-geosharp score``: the sharpness of one model."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_geosharp.cli import libraries, output
+from hf_geosharp.cli.errors import is_debug, say
+from hf_geosharp.cli.options import (
+    debug_option,
+    json_option,
+    model_argument,
+    quiet_option,
+    score_arguments,
+    score_options,
+)
+
+if TYPE_CHECKING:
+    from hf_geosharp.sharpness.result import SharpnessResult
+
+DEFAULT_MODEL = "demo:digits-vit"
+
+
+@click.command("score")
+@model_argument
+@score_options
+@json_option
+@quiet_option
+@debug_option
+@click.pass_context
+def command(ctx: click.Context, /, model: str | None, json_target: str | None, quiet: bool, **options: Any) -> None:
+    """Score the sharpness of MODEL on real data.
+
+    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); without it, demo:digits-vit.
+    """
+    target = output.JsonTarget(json_target)
+    target.check()
+    if model is None:
+        model = DEFAULT_MODEL
+        if not quiet:
+            say(f"No MODEL given: scoring the shipped {model}.")
+    result = _score(model, options, quiet=quiet, debug=is_debug(ctx))
+    target.write(result)
+    if not target.is_stdout:
+        _print(result)
+
+
+def _score(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> SharpnessResult:
+    from hf_geosharp.cli import progress
+
+    bars = progress.wanted(quiet)
+    libraries.hush(debug=debug, bars=bars)
+    # What libraries (or code from a model's repository) print must not get among the results.
+    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), progress.shown(bars) as update:
+        from hf_geosharp.scoring import score_pretrained
+
+        return score_pretrained(model, progress=update, **score_arguments(options))
+
+
+def _print(result: SharpnessResult) -> None:
+    from hf_geosharp.cli import render
+
+    render.show(result)

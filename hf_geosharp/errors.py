@@ -1,0 +1,42 @@
+"""Every failure that the package foresees, each with the exit code the command line gives it.
+
+A message says what is wrong, where (parameter, layer, head, column), and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class GeosharpError(Exception):
+    """A known failure. ``exit_code`` is what ``hf-geosharp`` ends with when it reaches the user."""
+
+    exit_code = 1
+
+
+class UsageError(GeosharpError):
+    """The call's arguments do not fit together."""
+
+    exit_code = 2
+
+
+class DataError(GeosharpError):
+    """The data cannot be scored: empty, wrong columns, labels out of range, ..."""
+
+
+class ModelError(GeosharpError):
+    """The model cannot be scored as it is: missing weights, NaN in a parameter, no loss, ..."""
+
+
+class UnsupportedModelError(ModelError):
+    """No score is possible for a model of this kind: quantised, offloaded or on the meta device."""
+
+    exit_code = 3
+
+
+class HubError(GeosharpError):
+    """The Hub or the network did not give what was asked for."""
+
+    exit_code = 4
+
+
+class GeosharpWarning(UserWarning):
+    """Something the user should know about a score that was nevertheless taken."""

@@ -1,0 +1,1 @@
+"""Metrics, canonical gauge and geodesics of pairs of matrices, as pure batched tensor code that knows no model."""

@@ -1,0 +1,522 @@
+"""The metrics: inv and mix on pairs, adaptive and euclidean on loose parameters, behind one interface.
+
+A metric at a point is used through a :class:`Frame`, an orthonormal frame of the tangent space there: tangent
+vectors are given by coordinates u in which the metric is the plain Euclidean one, so that norms, balls, steps and
+Gaussian directions need no further thought. Points and tangent vectors are tuples of tensors, batched over copies
+in their first dimension: (G, H) for pairs, (θ,) for loose parameters.
+
+=========  ==============================================  =====================================================
+metric     inner product of ξ, ζ                           invariant under
+=========  ==============================================  =====================================================
+inv        tr(S⁻¹ ξ_Gᴴζ_G) + tr(T⁻¹ ξ_Hᴴζ_H)              GL(d); scale-free (arXiv 2505.05409, eq. 12)
+mix        tr(T ξ_Gᴴζ_G) + tr(S ξ_Hᴴζ_H)                  GL(d); absolute (eq. 13)
+adaptive   Σ ξζ / θ²                                       scaling of single entries
+euclidean  Σ ξζ                                            nothing but isometries
+=========  ==============================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.geometry import geodesics
+from hf_geosharp.geometry.gauge import Canonical, act, canonical
+from hf_geosharp.geometry.geodesics import Acceleration, Grams, Pairwise
+
+Order = Literal["first", "second", "exact"]
+ORDERS: tuple[Order, ...] = ("first", "second", "exact")
+
+Tensors = tuple[Tensor, ...]
+"""A point or a tangent vector."""
+
+
+class Frame(ABC):
+    """An orthonormal frame of the tangent space at one point.
+
+    Coordinates u have the shapes of the point's tensors. Entries of u for directions that the point does not have
+    (zero parameters in the adaptive metric, missing rank of a pair) stay zero: :meth:`gradient`, :meth:`horizontal`
+    and :meth:`pullback` never return anything else there, and :meth:`clip` removes them from a random u.
+    """
+
+    @abstractmethod
+    def vector(self, u: Tensors) -> Tensors:
+        """The tangent vector ξ with coordinates u."""
+
+    @abstractmethod
+    def coordinates(self, xi: Tensors) -> Tensors:
+        """The coordinates u of a tangent vector ξ."""
+
+    @abstractmethod
+    def gradient(self, covector: Tensors) -> Tensors:
+        """Coordinates of the Riemannian gradient whose plain gradient (by autograd) is ``covector``."""
+
+    @abstractmethod
+    def horizontal(self, u: Tensors) -> Tensors:
+        """The horizontal part of u: orthogonal projection along the directions that do not move the function."""
+
+    @abstractmethod
+    def clip(self, u: Tensors) -> Tensors:
+        """u without the directions that the point does not have."""
+
+    @abstractmethod
+    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+        """The end point γ(1) of the geodesic that starts here with velocity u."""
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Dimension of the horizontal space over all copies (a complex direction counts twice)."""
+
+
+class EndPoint(ABC):
+    """γ_u(1), and the way back for gradients."""
+
+    point: Tensors
+
+    @abstractmethod
+    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+        """Coordinates of the gradient of u -> f(γ_u(1)), given the plain gradient of f at γ_u(1).
+
+        With ``horizontal`` its horizontal part, which for pairs costs nothing more.
+        """
+
+
+class Metric(ABC):
+    """A metric, to be used at any point through general tangent vectors; see :class:`Frame` for the fast way."""
+
+    name: str
+
+    @abstractmethod
+    def at(self, *point: Tensor, damping: float = 0.0) -> Frame:
+        """The frame at a point."""
+
+    def to_frame(self, point: Tensors, xi: Tensors) -> Tensors:
+        """A tangent vector at ``point`` as a tangent vector at the frame's base point."""
+        return xi
+
+    def from_frame(self, point: Tensors, xi: Tensors) -> Tensors:
+        """The inverse of :meth:`to_frame`; moves points as well."""
+        return xi
+
+    def covector_to_frame(self, point: Tensors, covector: Tensors) -> Tensors:
+        """A plain gradient at ``point`` as one at the frame's base point."""
+        return covector
+
+    def inner(self, point: Tensors, xi: Tensors, zeta: Tensors) -> Tensor:
+        """⟨ξ, ζ⟩ for each copy, (copies,)."""
+        frame = self.at(*point)
+        u, v = (frame.coordinates(self.to_frame(point, x)) for x in (xi, zeta))
+        return torch.stack([(a.conj() * b).real.flatten(1).sum(1) for a, b in zip(u, v, strict=True)]).sum(0)
+
+    def norm(self, point: Tensors, xi: Tensors) -> Tensor:
+        """‖ξ‖ for each copy, (copies,)."""
+        return self.inner(point, xi, xi).sqrt()
+
+    def gradient(self, point: Tensors, covector: Tensors) -> Tensors:
+        """The Riemannian gradient: ⟨gradient, ξ⟩ = Re Σ conj(covector) ξ for all ξ."""
+        frame = self.at(*point)
+        return self.from_frame(point, frame.vector(frame.gradient(self.covector_to_frame(point, covector))))
+
+    def horizontal(self, point: Tensors, xi: Tensors) -> Tensors:
+        """The horizontal part of ξ."""
+        frame = self.at(*point)
+        u = frame.horizontal(frame.coordinates(self.to_frame(point, xi)))
+        return self.from_frame(point, frame.vector(u))
+
+    def geodesic(self, point: Tensors, xi: Tensors, order: Order = "exact") -> Tensors:
+        """γ(1) for the geodesic from ``point`` with velocity ξ."""
+        frame = self.at(*point)
+        return self.from_frame(point, frame.geodesic(frame.coordinates(self.to_frame(point, xi)), order).point)
+
+
+# --------------------------------------------------------------------------------------------------------- pairs
+
+
+class PairMetric(Metric):
+    """A GL(d)-invariant metric on pairs (G, H), real or complex."""
+
+    def at(self, *point: Tensor, damping: float = 0.0) -> PairFrame:
+        """The frame at the canonical representative of (G, H), in the dtype of G."""
+        return self.frame(canonical(*point), point[0].dtype, damping=damping)
+
+    def frame(self, base: Canonical, dtype: torch.dtype, *, damping: float = 0.0) -> PairFrame:
+        """The frame at a canonical representative, with tall matrices in ``dtype``.
+
+        ``damping`` ε replaces S and T by S + ε · mean(s), in the canonical gauge and so equally for all
+        representatives of an orbit.
+        """
+        return PairFrame(self, base, dtype, damping)
+
+    def to_frame(self, point: Tensors, xi: Tensors) -> Tensors:
+        """Into the canonical gauge."""
+        return act(*xi, canonical(*point).transform.to(xi[0].dtype))
+
+    def from_frame(self, point: Tensors, xi: Tensors) -> Tensors:
+        """From the canonical gauge back to that of ``point``."""
+        return act(*xi, canonical(*point).inverse.to(xi[0].dtype))
+
+    def covector_to_frame(self, point: Tensors, covector: Tensors) -> Tensors:
+        """Gradients move with the inverse adjoint: (∇_G Aᴴ, ∇_H A⁻¹)."""
+        base = canonical(*point)
+        return covector[0] @ base.transform.mH.to(covector[0].dtype), covector[1] @ base.inverse.to(covector[0].dtype)
+
+    @abstractmethod
+    def weight(self, e: Tensor) -> Tensor:
+        """(copies, d): the factor w with ξ = u w, given the damped s."""
+
+    @abstractmethod
+    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """The X of the horizontal projection ξ_G + G Xᴴ, ξ_H - H X, in the canonical gauge.
+
+        Args:
+            s: (copies, d); e: the damped s; p = ξ_Gᴴ G and q = Hᴴ ξ_H, each (copies, d, d).
+        """
+
+    @abstractmethod
+    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+        """Coefficients of the second-order end point."""
+
+    @abstractmethod
+    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
+        """The geodesic equation in coefficient space."""
+
+    def exact(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+        """Coefficients of the exact end point; integrated with its own error control unless a closed form is known."""
+        c, v = geodesics.start(g.c.shape[-1], g.c)
+        return geodesics.integrate_to_tolerance(self.acceleration(g.full(), h.full(), shift), (c, c), (v, v))
+
+    def coefficients(self, g: Grams, h: Grams, shift: Tensor, order: Order) -> Pairwise:
+        """Coefficients [a; b] (copies, 2d, d) of the end points G a + ξ_G b and H a + ξ_H b."""
+        if order == "first":
+            c, v = geodesics.start(g.c.shape[-1], g.c)
+            return c + v, c + v
+        return self.second(g, h, shift) if order == "second" else self.exact(g, h, shift)
+
+
+class Inv(PairMetric):
+    """tr(S⁻¹ ξ_Gᴴζ_G) + tr(T⁻¹ ξ_Hᴴζ_H): relative change of each factor."""
+
+    name = "inv"
+
+    def weight(self, e: Tensor) -> Tensor:
+        """ξ = u √s."""
+        return e.sqrt()
+
+    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """X_ij = (q_ij e_i - p_ij e_j) / (s_i e_i + s_j e_j); the paper's printed equation is another one."""
+        weighted = s * e
+        return _divide(
+            q * e.unsqueeze(-1) - p * e.unsqueeze(-2), weighted.unsqueeze(-1) + weighted.unsqueeze(-2), s
+        )
+
+    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+        """G + ξ + ½ (ξ S⁻¹ (ξᴴG + Gᴴξ) - G S⁻¹ ξᴴξ)."""
+        return geodesics.inv_second(g, h, shift)
+
+    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
+        """Each factor on its own."""
+        return geodesics.inv_acceleration(gram_g, gram_h, shift)
+
+    def exact(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+        """In closed form; integrated only when damped."""
+        if bool((shift[g.s > 0] > 0).any()):
+            return super().exact(g, h, shift)
+        return geodesics.inv_exact(g), geodesics.inv_exact(h)
+
+
+class Mix(PairMetric):
+    """tr(T ξ_Gᴴζ_G) + tr(S ξ_Hᴴζ_H): absolute change of the product G Hᴴ."""
+
+    name = "mix"
+
+    def weight(self, e: Tensor) -> Tensor:
+        """ξ = u / √s."""
+        return torch.where(e > 0, e, 1.0).rsqrt() * (e > 0)
+
+    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """X_ij = (q_ij e_j - e_i p_ij) / (e_i s_j + s_i e_j)."""
+        row, column = (s.unsqueeze(-1), e.unsqueeze(-1)), (s.unsqueeze(-2), e.unsqueeze(-2))
+        return _divide(q * column[1] - row[1] * p, row[1] * column[0] + row[0] * column[1], s)
+
+    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+        """G + ξ_G + ½ (G ξ_Hᴴξ_H - ξ_G (ξ_HᴴH + Hᴴξ_H)) T⁻¹."""
+        return geodesics.mix_second(g, h, shift)
+
+    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
+        """The factors drive each other."""
+        return geodesics.mix_acceleration(gram_g, gram_h, shift)
+
+
+def _divide(numerator: Tensor, denominator: Tensor, s: Tensor) -> Tensor:
+    """The quotient, zero where one of the two directions is missing."""
+    there = (s > 0).unsqueeze(-1) & (s > 0).unsqueeze(-2)
+    return torch.where(there, numerator / torch.where(there, denominator, 1.0), torch.zeros_like(numerator))
+
+
+class PairFrame(Frame):
+    """The frame of inv or mix at a canonical representative.
+
+    Tall products run in ``dtype``, everything d x d in double precision.
+    """
+
+    def __init__(self, metric: PairMetric, base: Canonical, dtype: torch.dtype, damping: float = 0.0) -> None:
+        self.metric = metric
+        self.q: Pairwise = (base.frame_g.to(dtype), base.frame_h.to(dtype))
+        self.s = base.s
+        self.kept = base.kept
+        mean = base.s.sum(-1, keepdim=True) / base.rank.clamp(min=1).unsqueeze(-1)
+        self.shift = torch.where(self.kept, damping * mean, 1.0)
+        self.e = torch.where(self.kept, base.s + damping * mean, 0.0)
+        self.w = metric.weight(self.e)
+        self.root = self.s.sqrt()
+
+    @property
+    def copies(self) -> int:
+        """Number of pairs in the batch."""
+        return self.s.shape[0]
+
+    @property
+    def dimension(self) -> int:
+        """(N + M) r - r² for each pair of rank r, twice that if complex."""
+        rank = self.kept.sum(-1)
+        rows = self.q[0].shape[-2] + self.q[1].shape[-2]
+        return int((rows * rank - rank * rank).sum()) * (2 if self.q[0].is_complex() else 1)
+
+    def vector(self, u: Tensors) -> Tensors:
+        """ξ = u w, column by column."""
+        return tuple(x * self.w.unsqueeze(-2).to(x.dtype) for x in u)
+
+    def coordinates(self, xi: Tensors) -> Tensors:
+        """u = ξ / w."""
+        inverse = torch.where(self.kept, 1 / torch.where(self.kept, self.w, 1.0), 0.0).unsqueeze(-2)
+        return tuple(x * inverse.to(x.dtype) for x in xi)
+
+    def gradient(self, covector: Tensors) -> Tensors:
+        """The frame is orthonormal: coordinates are the derivatives along it."""
+        return self.vector(covector)
+
+    def clip(self, u: Tensors) -> Tensors:
+        """Zero in the columns that the pair does not have."""
+        return tuple(x * self.kept.unsqueeze(-2).to(x.dtype) for x in u)
+
+    def horizontal(self, u: Tensors) -> Tensors:
+        """Removes the vertical part, (-G Λ, H Λᴴ)."""
+        z = self._correction(self._wide(self.q[0].mH @ u[0]), self._wide(self.q[1].mH @ u[1]))
+        return tuple(x + q @ c.to(x.dtype) for x, q, c in zip(u, self.q, z, strict=True))
+
+    def _correction(self, p_g: Tensor, p_h: Tensor) -> Pairwise:
+        """Z with u + Q Z horizontal, given QᴴU of both factors, each (copies, d, d)."""
+        w, root = self.w.to(p_g.dtype), self.root.to(p_g.dtype)
+        xi_g = w.unsqueeze(-1) * p_g.mH * root.unsqueeze(-2)
+        h_xi = root.unsqueeze(-1) * p_h * w.unsqueeze(-2)
+        x = self.metric.vertical(self.s, self.e, xi_g, h_xi)
+        back = torch.where(self.kept, 1 / torch.where(self.kept, self.w, 1.0), 0.0).to(p_g.dtype).unsqueeze(-2)
+        return root.unsqueeze(-1) * x.mH * back, -root.unsqueeze(-1) * x * back
+
+    def _wide(self, x: Tensor) -> Tensor:
+        return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+        """G(1) and H(1) in the canonical gauge, of the given order."""
+        return PairEndPoint(self, cast(Pairwise, u), order)
+
+    def grams(self, k: Tensor, n: Tensor) -> Grams:
+        """Gram matrices of [G, ξ] from those of [Q, u]: K = uᴴQ and W = uᴴu."""
+        w, root = self.w.to(k.dtype), self.root.to(k.dtype)
+        return Grams(
+            self.s,
+            w.unsqueeze(-1) * k * root.unsqueeze(-2),
+            w.unsqueeze(-1) * n * w.unsqueeze(-2),
+        )
+
+
+class PairEndPoint(EndPoint):
+    """End point of a geodesic of pairs, Q α + u β; α and β depend on u through K = uᴴQ and W = uᴴu alone."""
+
+    def __init__(self, frame: PairFrame, u: Pairwise, order: Order) -> None:
+        self.frame, self.u = frame, u
+        self._small = [frame._wide(m) for x, q in zip(u, frame.q, strict=True) for m in (x.mH @ q, x.mH @ x)]
+        with torch.enable_grad():
+            self._small = [m.detach().requires_grad_(order != "first") for m in self._small]
+            k_g, w_g, k_h, w_h = self._small
+            ends = frame.metric.coefficients(frame.grams(k_g, w_g), frame.grams(k_h, w_h), frame.shift, order)
+            d = k_g.shape[-1]
+            root, w = frame.root.to(k_g.dtype).unsqueeze(-1), frame.w.to(k_g.dtype).unsqueeze(-1)
+            self._coefficients = [m for end in ends for m in (root * end[..., :d, :], w * end[..., d:, :])]
+        dtype = u[0].dtype
+        alpha_g, beta_g, alpha_h, beta_h = (m.detach().to(dtype) for m in self._coefficients)
+        self._beta = (beta_g, beta_h)
+        self.point = (_combine(frame.q[0], alpha_g, u[0], beta_g), _combine(frame.q[1], alpha_h, u[1], beta_h))
+
+    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+        """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor; K̄, W̄ come from a graph of d x d matrices."""
+        frame, u = self.frame, self.u
+        dtype = u[0].dtype
+        small = [
+            frame._wide(m)
+            for x, q, gamma in zip(u, frame.q, covector, strict=True)
+            for m in (q.mH @ gamma, x.mH @ gamma)
+        ]
+        if self._small[0].requires_grad:
+            with torch.enable_grad():
+                bars = torch.autograd.grad(self._coefficients, self._small, small, retain_graph=True)
+        else:
+            bars = tuple(torch.zeros_like(m) for m in self._small)
+        kept = frame.kept.to(bars[0].dtype).unsqueeze(-1)
+        along_q = [bars[0].mH * kept, bars[2].mH * kept]
+        along_u = [geodesics.hermitian(bars[1]), geodesics.hermitian(bars[3])]
+        if horizontal:
+            inner = [
+                small[2 * i] @ frame._wide(self._beta[i]).mH + along_q[i] + self._small[2 * i].detach().mH @ along_u[i]
+                for i in (0, 1)
+            ]
+            z = frame._correction(inner[0], inner[1])
+            along_q = [a + b for a, b in zip(along_q, z, strict=True)]
+        return tuple(
+            torch.baddbmm(_combine(q, a.to(dtype), x, b.to(dtype)), gamma, beta.mH)
+            for q, a, x, b, gamma, beta in zip(frame.q, along_q, u, along_u, covector, self._beta, strict=True)
+        )
+
+
+def _combine(q: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
+    """Q a + u b."""
+    return torch.baddbmm(q @ a, u, b)
+
+
+# -------------------------------------------------------------------------------------------------------- entries
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A map u -> factor(u) applied to θ entry by entry, and its derivative."""
+
+    value: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+
+
+_ADAPTIVE_CURVES: dict[Order, _Curve] = {
+    "first": _Curve(lambda u: 1 + u, torch.ones_like),
+    "second": _Curve(lambda u: 1 + u + u * u / 2, lambda u: 1 + u),
+    "exact": _Curve(torch.exp, torch.exp),
+}
+
+
+class Adaptive(Metric):
+    """Σ ξ²/θ², entry by entry: adaptive sharpness (arXiv 2102.11600). An entry that is exactly zero cannot move."""
+
+    name = "adaptive"
+
+    def at(self, *point: Tensor, damping: float = 0.0) -> Frame:
+        """The frame at (θ,), θ of shape (copies, n). No damping is needed."""
+        return AdaptiveFrame(point[0])
+
+
+class AdaptiveFrame(Frame):
+    """ξ = θ u; geodesics are θ (1 + u), θ (1 + u + u²/2) and θ e^u."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.theta = theta
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries that are not zero."""
+        return int(torch.count_nonzero(self.theta))
+
+    def vector(self, u: Tensors) -> Tensors:
+        """ξ = θ u."""
+        return (self.theta * u[0],)
+
+    def coordinates(self, xi: Tensors) -> Tensors:
+        """u = ξ / θ, zero where θ is."""
+        there = self.theta != 0
+        return (torch.where(there, xi[0] / torch.where(there, self.theta, 1.0), 0.0),)
+
+    def gradient(self, covector: Tensors) -> Tensors:
+        """∂f/∂u = θ ∇."""
+        return (self.theta * covector[0],)
+
+    def horizontal(self, u: Tensors) -> Tensors:
+        """Everything is horizontal."""
+        return u
+
+    def clip(self, u: Tensors) -> Tensors:
+        """Zero where θ is."""
+        return (u[0] * (self.theta != 0),)
+
+    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+        """θ times the factor of the order."""
+        return _AdaptiveEnd(self.theta, u[0], _ADAPTIVE_CURVES[order])
+
+
+class _AdaptiveEnd(EndPoint):
+    def __init__(self, theta: Tensor, u: Tensor, curve: _Curve) -> None:
+        self._theta, self._u, self._curve = theta, u, curve
+        self.point = (theta * curve.value(u),)
+
+    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+        return (covector[0] * self._theta * self._curve.derivative(self._u),)
+
+
+class Euclidean(Metric):
+    """Σ ξ²: plain l2 sharpness. Straight lines at every order."""
+
+    name = "euclidean"
+
+    def at(self, *point: Tensor, damping: float = 0.0) -> Frame:
+        """The frame at (θ,), θ of shape (copies, n)."""
+        return EuclideanFrame(point[0])
+
+
+class EuclideanFrame(Frame):
+    """Coordinates are the tangent vectors themselves."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.theta = theta
+
+    @property
+    def dimension(self) -> int:
+        """Number of entries."""
+        return self.theta.numel()
+
+    def vector(self, u: Tensors) -> Tensors:
+        """ξ = u."""
+        return u
+
+    def coordinates(self, xi: Tensors) -> Tensors:
+        """u = ξ."""
+        return xi
+
+    def gradient(self, covector: Tensors) -> Tensors:
+        """The plain gradient."""
+        return covector
+
+    def horizontal(self, u: Tensors) -> Tensors:
+        """Everything is horizontal."""
+        return u
+
+    def clip(self, u: Tensors) -> Tensors:
+        """Nothing is missing."""
+        return u
+
+    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+        """θ + u."""
+        return _EuclideanEnd(self.theta + u[0])
+
+
+class _EuclideanEnd(EndPoint):
+    def __init__(self, theta: Tensor) -> None:
+        self.point = (theta,)
+
+    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+        return covector
+
+
+PAIR_METRICS: dict[str, PairMetric] = {m.name: m for m in (Inv(), Mix())}
+ENTRY_METRICS: dict[str, Metric] = {m.name: m for m in (Adaptive(), Euclidean())}
+METRICS: dict[str, Metric] = {**PAIR_METRICS, **ENTRY_METRICS}

@@ -1,0 +1,200 @@
+"""What a score returns: frozen records that carry their evidence, and their stable JSON (``schema: 1``)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_geosharp.errors import DataError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class BatchScore:
+    """One batch of samples, that is one ball.
+
+    ``value`` is the rise of the loss inside the ball (nats, never negative for the worst case), ``steps`` the ascent
+    steps taken, ``converged`` whether the last quarter of them raised the value by less than one per cent.
+    """
+
+    index: int
+    base_loss: float
+    value: float
+    steps: int
+    converged: bool
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The score at one radius; ``stderr`` and ``interval95`` are None for a single batch."""
+
+    rho: float
+    geodesic_sharpness: float
+    stderr: float | None
+    interval95: tuple[float, float] | None
+    reproducible: bool | None
+
+
+@dataclass(frozen=True)
+class Reproducible:
+    """Whether a re-run from slightly moved weights gave the same value.
+
+    ``spread`` is the relative difference of the two values, ``how`` says what was moved, by how much, and what
+    difference is tolerated. ``ok`` is None when the check was switched off.
+    """
+
+    ok: bool | None
+    spread: float | None
+    how: str
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward and backward passes over one batch that the score itself took, summed over batches and radii."""
+
+    forwards: int
+    backwards: int
+
+
+@dataclass(frozen=True)
+class PairSummary:
+    """The symmetries a score used.
+
+    ``count`` pairs (one per head, frequency or unit), of which kinds (``by_kind``), the dimension of their group,
+    what was folded (``folded``: kind -> number), which pairs had less than full rank (``reduced``) and which claims
+    failed on this model and were dropped (``dropped``); ``deviation`` and ``control`` are the relative change of the
+    model's outputs along the orbit and of the negative control.
+    """
+
+    count: int
+    symmetry_dim: int
+    by_kind: dict[str, int] = field(default_factory=dict)
+    folded: dict[str, int] = field(default_factory=dict)
+    reduced: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    deviation: float | None = None
+    control: float | None = None
+
+
+@dataclass(frozen=True)
+class SharpnessResult:
+    """A score with everything needed to judge and repeat it.
+
+    ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius asked for; ``curve`` has all),
+    ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average".
+    ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
+    perturbation lies, per pair site and per remaining parameter (the shares add up to 1).
+    """
+
+    geodesic_sharpness: float
+    stderr: float | None
+    interval95: tuple[float, float] | None
+    base_loss: float
+    rho: float
+    metric: str
+    geodesic: str
+    symmetries: str
+    mode: str
+    steps: int
+    seed: int
+    samples: int
+    batch_size: int
+    per_batch: list[BatchScore]
+    curve: list[CurvePoint]
+    baselines: dict[str, float]
+    pairs: PairSummary
+    share: dict[str, float]
+    reproducible: Reproducible
+    passes: Passes
+    seconds: float
+    model: dict[str, Any]
+    data: dict[str, Any]
+    versions: dict[str, str]
+    warnings: list[str] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings; keys in a fixed order, NaN never among them."""
+        return {"schema": self.schema} | {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as text.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
+        """
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SharpnessResult:
+        """The inverse of :meth:`to_dict`; unknown keys are an error.
+
+        Raises:
+            DataError: another schema, a missing or an unknown key.
+        """
+        if data.get("schema") != SCHEMA:
+            raise DataError(f"this result has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
+        fields = {f.name for f in dataclasses.fields(cls)}
+        unknown, missing = set(data) - fields, fields - set(data)
+        if unknown or missing:
+            raise DataError(f"not a result: unknown keys {sorted(unknown)}, missing keys {sorted(missing)}")
+        values = dict(data)
+        values["per_batch"] = [BatchScore(**b) for b in data["per_batch"]]
+        values["curve"] = [CurvePoint(**{**c, "interval95": _pair(c["interval95"])}) for c in data["curve"]]
+        values["pairs"] = PairSummary(**data["pairs"])
+        values["reproducible"] = Reproducible(**data["reproducible"])
+        values["passes"] = Passes(**data["passes"])
+        values["interval95"] = _pair(data["interval95"])
+        return cls(**values)
+
+
+def _pair(value: Sequence[float] | None) -> tuple[float, float] | None:
+    return None if value is None else (float(value[0]), float(value[1]))
+
+
+def mean_with_error(values: Sequence[float]) -> tuple[float, float | None, tuple[float, float] | None]:
+    """Mean, its standard error, and Student's 95 % interval; the latter two are None for fewer than two values."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n < 2:
+        return mean, None, None
+    stderr = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    half = student_quantile(0.975, n - 1) * stderr
+    return mean, stderr, (mean - half, mean + half)
+
+
+def student_quantile(p: float, dof: int) -> float:
+    """The p-quantile (p > 1/2) of Student's t with ``dof`` degrees of freedom, by bisection.
+
+    The distribution function is the closed form for whole ``dof`` (Abramowitz & Stegun 26.7.3 and 26.7.4).
+    """
+    lo, hi = 0.0, 1.0
+    while _student_cdf(hi, dof) < p:
+        hi *= 2
+    for _ in range(80):
+        mid = (lo + hi) / 2
+        lo, hi = (mid, hi) if _student_cdf(mid, dof) < p else (lo, mid)
+    return (lo + hi) / 2
+
+
+def _student_cdf(t: float, dof: int) -> float:
+    theta = math.atan(t / math.sqrt(dof))
+    cos2 = math.cos(theta) ** 2
+    term = total = 1.0
+    if dof % 2:
+        for k in range(2, dof - 1, 2):
+            term *= cos2 * k / (k + 1)
+            total += term
+        series = math.sin(theta) * math.cos(theta) * total if dof > 1 else 0.0
+        inside = 2 / math.pi * (theta + series)
+    else:
+        for k in range(1, dof - 2, 2):
+            term *= cos2 * k / (k + 1)
+            total += term
+        inside = math.sin(theta) * total
+    return 0.5 + inside / 2

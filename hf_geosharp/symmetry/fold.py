@@ -1,0 +1,246 @@
+"""Symmetries that fold away: instead of a quotient, a representative in which the direction is simply absent.
+
+The key bias that softmax ignores, the value bias that adds to the output bias, the gain and bias of a norm that only
+linear maps read. Each is moved to its representative before a score is taken (the function stays) and its own
+parameters are then neither coordinates nor perturbed.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.symmetry.base import Move, Symmetry, Weights
+from hf_geosharp.symmetry.views import View
+
+
+def whole(parameter: str, size: int) -> View:
+    """A view of a whole vector."""
+    return View(parameter, (("i",),), {"i": size}, (), (), ("i",))
+
+
+class Fold(Symmetry):
+    """A symmetry with a representative in which its own parameters are fixed."""
+
+    @property
+    @abstractmethod
+    def fixed(self) -> tuple[View, ...]:
+        """What is set to a constant and left out."""
+
+    @abstractmethod
+    def canonicalise(self, weights: Weights) -> None:
+        """Moves ``weights`` to the representative, in place."""
+
+
+@dataclass(frozen=True)
+class KeyBias(Fold):
+    """b_K -> b_K + c: the logits of a query move together, and softmax does not see it."""
+
+    name: str
+    module: str
+    bias: View
+    weight: View
+    kind: str = "key_bias"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The bias; the weight is read by the control only."""
+        return self.bias.parameter, self.weight.parameter
+
+    @property
+    def dimension(self) -> int:
+        """One for each entry."""
+        return self.bias.count * self.bias.width
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """The whole key bias."""
+        return (self.bias,)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """A standard normal shift."""
+        return {"c": torch.randn(self.bias.shape(), generator=generator, dtype=torch.float64)}
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {"c": -move["c"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """b_K += c."""
+        bias = self.bias.of(weights[self.bias.parameter])
+        bias += move["c"].to(bias)
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """Every row of W_K moves by c, so that the shift depends on the token."""
+        weight = self.weight.of(weights[self.weight.parameter])
+        c = move["c"].to(weight)
+        weight += c.reshape(*c.shape, *(1,) * (weight.ndim - c.ndim)) * weight.abs().mean()
+
+    def canonicalise(self, weights: Weights) -> None:
+        """b_K = 0."""
+        self.bias.of(weights[self.bias.parameter]).zero_()
+
+
+@dataclass(frozen=True)
+class ValueBias(Fold):
+    """b_V -> b_V + c, b_O -> b_O - W_O c: attention weights sum to one."""
+
+    name: str
+    module: str
+    bias: View
+    weight: View
+    """W_O as (copies, d, [g,] o)."""
+    out: View
+    """b_O as (o,)."""
+    kind: str = "value_bias"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """b_V, W_O, b_O."""
+        return self.bias.parameter, self.weight.parameter, self.out.parameter
+
+    @property
+    def dimension(self) -> int:
+        """One for each entry of b_V."""
+        return self.bias.count * self.bias.width
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """b_V; what it did is in b_O."""
+        return (self.bias,)
+
+    def _through(self, weights: Weights, c: Tensor) -> Tensor:
+        """W_O c, (o,)."""
+        weight = self.weight.of(weights[self.weight.parameter])
+        c = c.to(weight)
+        product = weight * c.reshape(*c.shape, *(1,) * (weight.ndim - c.ndim))
+        return product.flatten(0, -2).sum(0)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """A standard normal shift."""
+        return {"c": torch.randn(self.bias.shape(), generator=generator, dtype=torch.float64)}
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {"c": -move["c"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """b_V += c, b_O -= W_O c."""
+        bias, out = self.bias.of(weights[self.bias.parameter]), self.out.of(weights[self.out.parameter])
+        bias += move["c"].to(bias)
+        out -= self._through(weights, move["c"])
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """b_V += c alone."""
+        bias = self.bias.of(weights[self.bias.parameter])
+        bias += move["c"].to(bias)
+
+    def canonicalise(self, weights: Weights) -> None:
+        """b_O += W_O b_V, b_V = 0."""
+        bias, out = self.bias.of(weights[self.bias.parameter]), self.out.of(weights[self.out.parameter])
+        out += self._through(weights, bias)
+        bias.zero_()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A linear map that reads a norm's output: its weight, which axis is the input, and its bias if it has one."""
+
+    weight: str
+    in_axis: int
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Gain(Fold):
+    """A norm's gain γ (and bias β) that only linear maps read: W γ = W', b + W β = b'.
+
+    ``offset`` is 1 where the norm multiplies by 1 + weight. β folds only where every reader has a bias; otherwise
+    it stays a parameter, in units of the gain.
+    """
+
+    name: str
+    module: str
+    gain: str
+    bias: str | None
+    readers: tuple[Reader, ...]
+    size: int
+    offset: float = 0.0
+    kind: str = "norm_gain"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """γ, β, and what reads them."""
+        own = (self.gain, *([self.bias] if self.bias else []))
+        return (*own, *(p for r in self.readers for p in (r.weight, r.bias) if p))
+
+    @property
+    def folds_bias(self) -> bool:
+        """Whether β folds too."""
+        return self.bias is not None and all(r.bias for r in self.readers)
+
+    @property
+    def dimension(self) -> int:
+        """Its size, twice that with β."""
+        return self.size * (2 if self.folds_bias else 1)
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """γ, and β if it folds."""
+        names = [self.gain, *([self.bias] if self.folds_bias and self.bias else [])]
+        return tuple(whole(n, self.size) for n in names)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """Positive factors from condition^-½ to condition^½, and a normal shift of β."""
+        spread = torch.rand(self.size, generator=generator, dtype=torch.float64) - 0.5
+        shift = torch.randn(self.size, generator=generator, dtype=torch.float64)
+        return {"t": condition**spread, "e": shift if self.folds_bias else torch.zeros_like(shift)}
+
+    def inverse(self, move: Move) -> Move:
+        """γ / t; β goes back to (β - e) / t."""
+        return {"t": 1 / move["t"], "e": -move["e"] / move["t"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """γ -> γ t, β -> β t + e, W -> W / t, b -> b - W e / t."""
+        t, e = move["t"].to(weights[self.gain]), move["e"].to(weights[self.gain])
+        self._rescale_own(weights, t)
+        if self.folds_bias and self.bias:
+            weights[self.bias].add_(e)
+        for reader in self.readers:
+            weight = weights[reader.weight]
+            weight.div_(self._along(t, weight, reader))
+            if self.folds_bias and reader.bias:
+                weights[reader.bias].sub_(self._map(weight, e, reader))
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """The norm's own parameters alone."""
+        self._rescale_own(weights, move["t"].to(weights[self.gain]))
+
+    def canonicalise(self, weights: Weights) -> None:
+        """γ = 1 (and β = 0), with everything in the readers."""
+        gamma = weights[self.gain] + self.offset
+        for reader in self.readers:
+            weight = weights[reader.weight]
+            if self.folds_bias and self.bias and reader.bias:
+                weights[reader.bias].add_(self._map(weight, weights[self.bias], reader))
+            weight.mul_(self._along(gamma, weight, reader))
+        if self.bias:
+            weights[self.bias].copy_(torch.zeros_like(gamma) if self.folds_bias else weights[self.bias] / gamma)
+        weights[self.gain].fill_(1.0 - self.offset)
+
+    def _rescale_own(self, weights: Weights, t: Tensor) -> None:
+        gain = weights[self.gain]
+        gain.copy_((gain + self.offset) * t - self.offset)
+        if self.bias:
+            weights[self.bias].mul_(t)
+
+    @staticmethod
+    def _along(t: Tensor, weight: Tensor, reader: Reader) -> Tensor:
+        return t.reshape([-1 if axis == reader.in_axis else 1 for axis in range(weight.ndim)])
+
+    @staticmethod
+    def _map(weight: Tensor, x: Tensor, reader: Reader) -> Tensor:
+        return torch.tensordot(weight, x, dims=([reader.in_axis], [0]))

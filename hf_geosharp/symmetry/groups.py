@@ -1,0 +1,40 @@
+"""The groups as data: how many dimensions they have, and random elements of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The full linear group GL(dim) over the real or the complex numbers, acting on a pair's d columns."""
+
+    dim: int
+    complex: bool = False
+
+    @property
+    def name(self) -> str:
+        """``GL(64)`` or ``GL(1,C)``."""
+        return f"GL({self.dim},C)" if self.complex else f"GL({self.dim})"
+
+    @property
+    def dimension(self) -> int:
+        """Real dimension of the group."""
+        return self.dim**2 * (2 if self.complex else 1)
+
+    def random(self, copies: int, generator: torch.Generator, condition: float = 10.0) -> Tensor:
+        """(copies, dim, dim) elements far from the identity, singular values from condition^-½ to condition^½.
+
+        For dim = 1 a number of modulus in that range (and any phase or sign). Double precision, on the CPU.
+        """
+        dtype = torch.complex128 if self.complex else torch.float64
+        x = torch.randn(copies, self.dim, self.dim, generator=generator, dtype=dtype)
+        if self.dim == 1:
+            spread = torch.rand(copies, 1, 1, generator=generator, dtype=torch.float64) - 0.5
+            return x.sgn() * condition**spread
+        u, _, vh = torch.linalg.svd(x)
+        exponents = torch.linspace(-0.5, 0.5, self.dim, dtype=torch.float64)
+        return (u * condition**exponents) @ vh

@@ -1,0 +1,104 @@
+"""The map of all symmetries of a model: random elements, moving along the orbit and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from hf_geosharp.symmetry.base import Move, Symmetry, Weights
+from hf_geosharp.symmetry.fold import Fold
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.parameters import put, wide_copy
+from hf_geosharp.symmetry.views import View
+
+
+@dataclass(frozen=True)
+class Element:
+    """A group element of a whole model: one move for each symmetry, by name."""
+
+    moves: Mapping[str, Move]
+
+
+@dataclass(frozen=True)
+class SymmetryMap:
+    """The symmetries found on a model.
+
+    Attributes:
+        pairs: what the geometry works on.
+        folds: what is moved to a fixed representative and left out (biases that cancel, norm gains), in the order
+            in which it has to be done.
+        dropped: claims that did not hold, as text (name: reason).
+        unrecognised: modules that look like attention and were not understood.
+    """
+
+    pairs: tuple[Pair, ...] = ()
+    folds: tuple[Fold, ...] = ()
+    dropped: tuple[str, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+
+    @property
+    def symmetries(self) -> tuple[Symmetry, ...]:
+        """Folds first: they change what the pairs are made of."""
+        return (*self.folds, *self.pairs)
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """What the folds set to a constant: neither coordinates nor perturbed."""
+        return tuple(v for f in self.folds for v in f.fixed)
+
+    def coordinates(self, pair: Pair) -> Pair:
+        """The pair without the rows that a fold has taken away."""
+        fixed = {(v.parameter, tuple(v.select.items())) for v in self.fixed}
+        g, h = (
+            tuple(v for v in views if (v.parameter, tuple(v.select.items())) not in fixed) for views in (pair.g, pair.h)
+        )
+        return replace(pair, g=g, h=h)
+
+    @property
+    def dimension(self) -> int:
+        """Real dimension of the whole group."""
+        return sum(s.dimension for s in self.symmetries)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters that some symmetry moves."""
+        return tuple(dict.fromkeys(p for s in self.symmetries for p in s.parameters))
+
+    def without(self, reasons: Mapping[str, str]) -> SymmetryMap:
+        """The map less the symmetries named, which are recorded as dropped."""
+        return replace(
+            self,
+            pairs=tuple(p for p in self.pairs if p.name not in reasons),
+            folds=tuple(f for f in self.folds if f.name not in reasons),
+            dropped=(*self.dropped, *(f"{name}: {reason}" for name, reason in reasons.items())),
+        )
+
+    def random_element(self, weights: Weights | nn.Module, seed: int = 0, condition: float = 10.0) -> Element:
+        """A random element of the whole group, the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        if isinstance(weights, nn.Module):
+            weights = dict(weights.named_parameters())
+        return Element({s.name: s.random(weights, generator, condition) for s in self.symmetries})
+
+    def inverse(self, element: Element) -> Element:
+        """The element that brings everything back (to rounding)."""
+        return Element({s.name: s.inverse(element.moves[s.name]) for s in self.symmetries})
+
+    def move(self, weights: Weights, element: Element, *, only: Iterable[str] | None = None, back: bool = False) -> None:
+        """Moves a mapping of weights along its orbit, in place; ``back`` undoes a move by the inverse element."""
+        chosen = None if only is None else set(only)
+        for symmetry in reversed(self.symmetries) if back else self.symmetries:
+            if chosen is None or symmetry.name in chosen:
+                symmetry.apply(weights, element.moves[symmetry.name])
+
+    def apply(self, model: nn.Module, element: Element, *, back: bool = False) -> None:
+        """Moves a model along its orbit, in place: computed in float64, rounded once to the model's dtype.
+
+        ``map.apply(model, map.inverse(element), back=True)`` undoes ``map.apply(model, element)``.
+        """
+        weights = wide_copy(model, self.parameters)
+        self.move(weights, element, back=back)
+        put(model, weights)

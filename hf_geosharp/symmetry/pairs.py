@@ -1,0 +1,78 @@
+"""Pairs (G, H) on the parameters of a model: query/key and value/output of every head.
+
+Everything here works on a mapping from parameter names to tensors (usually float64 copies), in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.geometry.gauge import act
+from hf_geosharp.symmetry.base import Move, Symmetry, Weights
+from hf_geosharp.symmetry.groups import Group
+from hf_geosharp.symmetry.views import View, read, shape_of, write
+
+
+@dataclass(frozen=True)
+class Pair(Symmetry):
+    """A batch of pairs (G, H) that enter only through G Hᴴ (arXiv 2505.05409, definition 3.1).
+
+    ``g`` and ``h`` are the views whose rows, stacked, are the two factors; ``copies`` heads (or frequencies) at once.
+    """
+
+    name: str
+    kind: str
+    module: str
+    group: Group
+    g: tuple[View, ...]
+    h: tuple[View, ...]
+
+    @property
+    def copies(self) -> int:
+        """Number of pairs."""
+        return self.g[0].count
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of the group times copies."""
+        return self.copies * self.group.dimension
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Each name once, in order."""
+        return tuple(dict.fromkeys(v.parameter for v in (*self.g, *self.h)))
+
+    def factors(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        """(copies, N, d) and (copies, M, d): copies of the two factors, in the dtype of the weights."""
+        out = []
+        for views in (self.g, self.h):
+            like = weights[views[0].parameter]
+            dtype = torch.complex(*2 * [torch.empty(0, dtype=like.dtype)]).dtype if self.group.complex else like.dtype
+            out.append(read(views, weights, torch.empty(shape_of(views), dtype=dtype, device=like.device)).mT)
+        return out[0], out[1]
+
+    def set_factors(self, weights: Weights, g: Tensor, h: Tensor) -> None:
+        """Writes both factors back, in place."""
+        write(self.g, weights, g.mT)
+        write(self.h, weights, h.mT)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """One group element for each copy."""
+        return {"a": self.group.random(self.copies, generator, condition)}
+
+    def inverse(self, move: Move) -> Move:
+        """A⁻¹."""
+        return {"a": torch.linalg.inv(move["a"])}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """(G, H) -> (G A⁻¹, H Aᴴ)."""
+        g, h = self.factors(weights)
+        self.set_factors(weights, *act(g, h, move["a"].to(g)))
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """(G, H) -> (G A⁻¹, H)."""
+        g, h = self.factors(weights)
+        self.set_factors(weights, act(g, h, move["a"].to(g))[0], h)

@@ -1,0 +1,106 @@
+"""The parameters of a model as pieces of storage: tied, shared and overlapping ones are one thing, counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A piece of storage that is perturbed as one.
+
+    ``tensor`` shares it. ``members`` are the parameters on it with their offset in the piece; ``alike`` says that
+    there is one layout (the usual case), so that ``tensor`` has the shape of its parameters; otherwise it is flat.
+    """
+
+    name: str
+    tensor: Tensor
+    members: tuple[tuple[nn.Parameter, int], ...]
+    alike: bool
+
+    def gradient(self) -> Tensor:
+        """The sum of the members' gradients, in the shape of ``tensor``; zero for a parameter that got none."""
+        first = self.members[0][0]
+        if self.alike:
+            grads = [p.grad for p, _ in self.members if p.grad is not None]
+            if not grads:
+                return torch.zeros_like(first)
+            return grads[0] if len(grads) == 1 else torch.stack(grads).sum(0)
+        total = torch.zeros_like(self.tensor)
+        for p, offset in self.members:
+            if p.grad is not None:
+                total.as_strided(p.shape, p.stride(), offset).add_(p.grad)
+        return total
+
+
+def leaves(model: nn.Module) -> dict[str, Leaf]:
+    """All floating-point parameters of a model, by the name of the first on each piece of storage.
+
+    Raises:
+        UnsupportedModelError: a parameter is on the meta device, or its elements share memory with each other.
+    """
+    groups: dict[tuple[torch.device, int], list[tuple[str, nn.Parameter]]] = {}
+    for name, p in model.named_parameters():
+        if not p.is_floating_point():
+            continue
+        if p.is_meta:
+            raise UnsupportedModelError(
+                f"{name} is on the meta device (offloaded or not loaded); load the whole model into memory first"
+            )
+        if any(s == 0 and n > 1 for s, n in zip(p.stride(), p.shape, strict=True)):
+            raise UnsupportedModelError(f"{name} is an expanded tensor whose elements share memory; call .contiguous()")
+        groups.setdefault((p.device, p.untyped_storage().data_ptr()), []).append((name, p))
+    return {leaf.name: leaf for group in groups.values() for leaf in _leaves_of(group)}
+
+
+def _span(p: Tensor) -> int:
+    return 1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True)) if p.numel() else 0
+
+
+def _leaves_of(group: list[tuple[str, nn.Parameter]]) -> Iterable[Leaf]:
+    """The leaves on one storage: parameters whose address ranges overlap belong together."""
+    clusters: list[tuple[int, list[tuple[str, nn.Parameter]]]] = []
+    for name, p in sorted(group, key=lambda item: item[1].storage_offset()):
+        start, end = p.storage_offset(), p.storage_offset() + _span(p)
+        if clusters and start < clusters[-1][0]:
+            clusters[-1] = (max(end, clusters[-1][0]), [*clusters[-1][1], (name, p)])
+        else:
+            clusters.append((end, [(name, p)]))
+    order = {name: i for i, (name, _) in enumerate(group)}
+    for end, members in clusters:
+        members.sort(key=lambda item: order[item[0]])
+        name, first = members[0]
+        layouts = {(p.storage_offset(), p.shape, p.stride(), p.dtype) for _, p in members}
+        if len(layouts) == 1:
+            yield Leaf(name, first.data, tuple((p, 0) for _, p in members), True)
+            continue
+        if len({p.dtype for _, p in members}) > 1:
+            raise UnsupportedModelError(f"{[n for n, _ in members]} share memory in different dtypes")
+        start = min(p.storage_offset() for _, p in members)
+        flat = first.data.as_strided((end - start,), (1,), start)
+        yield Leaf(name, flat, tuple((p, p.storage_offset() - start) for _, p in members), False)
+
+
+def canonical_names(model: nn.Module) -> dict[int, str]:
+    """id(parameter) -> the name of its leaf, for parameters that have a leaf of their own shape."""
+    return {id(p): leaf.name for leaf in leaves(model).values() if leaf.alike for p, _ in leaf.members}
+
+
+def wide_copy(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """float64 copies of the parameters named."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {n: parameters[n].detach().to(torch.float64, copy=True) for n in names}
+
+
+def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies a mapping of weights into the model's parameters, in place."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for name, value in weights.items():
+            parameters[name].copy_(value)

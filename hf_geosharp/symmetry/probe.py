@@ -1,0 +1,153 @@
+"""Local twins: one module copied in float64, its parameters randomised, run again on what it was called with.
+
+On a twin a claimed symmetry can be told from an approximate or an accidental one: rotations look exact where norm
+weights are still all ones, everything looks exact where attention is saturated. What a twin decides is proved once
+more on the real weights (:mod:`hf_geosharp.symmetry.verify`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hf_geosharp.symmetry.base import Symmetry
+from hf_geosharp.symmetry.inputs import call, output_tensors
+
+HOLDS = 1e-7
+"""A claim holds on a twin when its relative deviation is below this ..."""
+
+OF_CONTROL = 1e-3
+"""... and below this share of the negative control's."""
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Widened(TorchFunctionMode):
+    """Runs code that casts to single precision inside (norms, softmax, rotary tables) in float64 throughout."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Replaces narrow dtypes among the arguments."""
+        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+            func = torch.Tensor.double
+        args = tuple(torch.float64 if any(a is d for d in _NARROW) else a for a in args)
+        kwargs = {k: torch.float64 if any(v is d for d in _NARROW) else v for k, v in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[str, Any]) -> dict[nn.Module, Call]:
+    """Runs the model once and keeps the arguments of the first call of each module."""
+    calls: dict[nn.Module, Call] = {}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(module, Call(_detached(args), _detached(kwargs)))
+
+    handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in modules]
+    try:
+        with torch.no_grad():
+            call(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def _detached(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.detach().clone()
+    if isinstance(x, (list, tuple)):
+        return type(x)(_detached(v) for v in x)
+    if isinstance(x, dict):
+        return {k: _detached(v) for k, v in x.items()}
+    return x
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return x.double() if x.is_floating_point() else x
+    if isinstance(x, (list, tuple)):
+        return type(x)(_wide(v) for v in x)
+    if isinstance(x, dict):
+        return {k: _wide(v) for k, v in x.items()}
+    return x
+
+
+class LocalTwin:
+    """One module in float64 with random parameters, replayed on a recorded call.
+
+    ``weights`` maps names of the model (through ``names``: id of a parameter -> its name) to the twin's parameters.
+    """
+
+    def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0) -> None:
+        own = list(module.named_parameters(remove_duplicate=False))
+        self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
+        self._module = copy.deepcopy(module).double().eval()
+        self._args, self._kwargs = _wide(recorded.args), _wide(recorded.kwargs)
+        generator = torch.Generator().manual_seed(seed)
+        self.weights: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for local, p in self._module.named_parameters(remove_duplicate=False):
+                if local in self._locals and self._locals[local] not in self.weights:
+                    self.weights[self._locals[local]] = _randomised(p.detach(), generator).to(p.device)
+
+    def run(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
+        """The module's floating-point outputs with these weights."""
+        substitutes = {local: weights[name] for local, name in self._locals.items()}
+        with torch.no_grad(), Widened():
+            outputs = torch.func.functional_call(self._module, substitutes, self._args, dict(self._kwargs))
+        return output_tensors(outputs)
+
+    def test(self, symmetry: Symmetry, seed: int = 1, condition: float = 10.0) -> tuple[float, float]:
+        """(deviation, control): relative change of the output along the symmetry, and when it is broken on purpose."""
+        move = symmetry.random(self.weights, torch.Generator().manual_seed(seed), condition)
+        base = self.run(self.weights)
+        results = []
+        for act in (symmetry.apply, symmetry.break_):
+            moved = {n: w.clone() for n, w in self.weights.items()}
+            act(moved, move)
+            results.append(deviation(self.run(moved), base))
+        return results[0], results[1]
+
+    def holds(self, symmetry: Symmetry) -> bool:
+        """Whether the symmetry is exact here, judged against its own control."""
+        moved, control = self.test(symmetry)
+        return moved < HOLDS and moved < OF_CONTROL * control
+
+
+def _randomised(p: Tensor, generator: torch.Generator) -> Tensor:
+    """Weights that leave nothing degenerate: attention not flat, gains not one, biases not zero."""
+    noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    if p.ndim >= 2:
+        return noise / p.shape[-1] ** 0.5
+    centre = 1.0 if float(p.float().mean()) > 0.5 else 0.0
+    return centre + 0.3 * noise
+
+
+def deviation(outputs: Sequence[Tensor], base: Sequence[Tensor]) -> float:
+    """Largest relative change ‖y' - y‖ / ‖y‖ over the output tensors, each about its mean; NaN counts as infinite."""
+    worst = 0.0
+    for y, reference in zip(outputs, base, strict=True):
+        finite = torch.isfinite(reference)
+        difference = (y.double() - reference.double())[finite]
+        if not bool(torch.isfinite(difference).all()):
+            return float("inf")
+        reference = reference.double()[finite]
+        size = torch.linalg.vector_norm(reference - reference.mean()) if reference.numel() > 1 else reference.abs()
+        if float(size) > 0:
+            worst = max(worst, float(torch.linalg.vector_norm(difference) / size))
+    return worst

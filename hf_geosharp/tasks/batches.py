@@ -1,0 +1,387 @@
+"""The fixed batches that a score is taken on: seeded, whole, on the CPU; one ball a batch."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.tasks.collate import collate, model_dtype, tidy
+from hf_geosharp.tasks.columns import Columns, choose
+from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
+from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of
+from hf_geosharp.tasks.labels import label_rule
+from hf_geosharp.tasks.models import LoadedModel
+from hf_geosharp.tasks.validate import check_batches
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+
+    Batch = dict[str, torch.Tensor]
+
+_CHUNK = 256
+"""Rows encoded at a time: only as many as are needed are read."""
+
+
+def make_batches(
+    dataset: datasets.Dataset,
+    loaded: LoadedModel,
+    *,
+    samples: int = 1024,
+    batch_size: int = 128,
+    seed: int = 0,
+    columns: Columns | None = None,
+    label_map: Mapping[str, Any] | None = None,
+    mlm_probability: float = 0.15,
+    max_length: int | None = None,
+    with_labels: bool = True,
+) -> tuple[list[Batch], dict[str, Any]]:
+    """Whole batches of randomly chosen rows, encoded for a model.
+
+    Args:
+        dataset: The rows.
+        loaded: The model, its task and its processor.
+        samples: How many rows to use; an incomplete last batch is dropped.
+        batch_size: Rows a batch.
+        seed: Chooses the rows and draws the masks of a masked LM.
+        columns: The user's choice of columns.
+        label_map: The user's map from labels of the data to labels of the model.
+        mlm_probability: The share of tokens masked (masked LM).
+        max_length: The number of tokens texts are cut to, if the model can take as many; None means 128 for language
+            models.
+        with_labels: Whether to read the labels of a classification.
+
+    Returns:
+        The batches, on the CPU, and ``{samples, batch_size, batches, dropped, seed, columns, ...}``. Shapes: (batch,
+        tokens) each padded to its own longest, (batch, channels, height, width), labels (batch,) or (batch, tokens).
+
+    Raises:
+        UsageError: ``samples`` or ``batch_size`` is not positive.
+        DataError: Too few rows for one batch, no such columns, or labels that do not fit.
+        ModelError: The model comes without the processor that the data need.
+    """
+    _check_sizes(samples, batch_size)
+    encoder, dataset = _encoder(
+        dataset, loaded, seed, columns or Columns(), label_map, mlm_probability, max_length, with_labels
+    )
+    encoded, skipped = _take(dataset, encoder, samples, seed)
+    groups, identity = _whole_batches(encoded, samples, batch_size, skipped)
+    batches = [collate(group, _padder(loaded.processor), model_dtype(loaded.model)) for group in groups]
+    check_batches(batches, loaded.model)
+    return batches, {**identity, "seed": seed, **_encoder_identity(encoder)}
+
+
+def batches_from(
+    data: Any,
+    model: Any,
+    *,
+    samples: int = 1024,
+    batch_size: int = 128,
+    seed: int = 0,
+    processor: Any = None,
+    task: Task | str | None = None,
+    columns: Columns | None = None,
+    label_map: Mapping[str, Any] | None = None,
+    mlm_probability: float = 0.15,
+    max_length: int | None = None,
+    with_labels: bool = True,
+) -> tuple[list[Batch], dict[str, Any]]:
+    """Batches from what a Python caller has.
+
+    Args:
+        data: A ``datasets.Dataset`` of raw columns (needs ``processor``) or of encoded ones (``input_ids``,
+            ``pixel_values``, ...; with a tokenizer as ``processor`` they are padded); a torch ``DataLoader`` of dicts,
+            or another iterable of dicts of tensors: one ball a dict.
+        model: The model; its forward says which keys it takes.
+        samples: How many rows to use. Of a DataLoader or an iterator whole batches are taken until there are as many; a
+            list is used whole.
+        batch_size: Rows a batch (data sets only).
+        seed: Chooses the rows and draws masks (data sets only).
+        processor: A tokenizer or image processor.
+        task: The task or its name; None tells it from the model's class.
+        columns: The columns to read (raw data sets only).
+        label_map: From labels of the data to labels of the model (raw data sets only).
+        mlm_probability: The share of tokens masked (raw data sets only).
+        max_length: The number of tokens texts are cut to (raw data sets only).
+        with_labels: Whether labels are wanted.
+
+    Raises:
+        UsageError: Data of another kind, or raw columns without processor or task.
+        DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
+    """
+    _check_sizes(samples, batch_size)
+    if not _is_dataset(data):
+        batches, identity = _given_batches(data, model, samples)
+        return _checked(batches, model, task, with_labels), identity
+    if len(data) == 0:
+        raise DataError("The data set is empty.")
+    if _encoded_key(data, model) is None:
+        loaded = _described(model, processor, task)
+        batches, identity = make_batches(
+            data,
+            loaded,
+            samples=samples,
+            batch_size=batch_size,
+            seed=seed,
+            columns=columns,
+            label_map=label_map,
+            mlm_probability=mlm_probability,
+            max_length=max_length,
+            with_labels=with_labels,
+        )
+    else:
+        batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed)
+        batches = _checked(batches, model, task, with_labels)
+    return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
+
+
+def _checked(batches: list[Batch], model: Any, task: Task | str | None, with_labels: bool) -> list[Batch]:
+    """The batches, checked, without labels if they are neither wanted nor the decoder's input."""
+    found = _find(model, task)
+    if not with_labels and not (found is not None and found.second == "label"):
+        batches = [{key: value for key, value in batch.items() if key != "labels"} for batch in batches]
+    check_batches(batches, model)
+    return batches
+
+
+def _find(model: Any, task: Task | str | None) -> Task | None:
+    return find_task(task) if isinstance(task, str) else task or task_of(type(model).__name__)
+
+
+def _check_sizes(samples: int, batch_size: int) -> None:
+    if batch_size < 1 or samples < 1:
+        raise UsageError(f"--samples ({samples}) and --batch-size ({batch_size}) must be at least 1.")
+
+
+def _encoder(
+    dataset: datasets.Dataset,
+    loaded: LoadedModel,
+    seed: int,
+    overrides: Columns,
+    label_map: Mapping[str, Any] | None,
+    mlm_probability: float,
+    max_length: int | None,
+    with_labels: bool,
+) -> tuple[Encoder, datasets.Dataset]:
+    """The encoder, and the data set with its images made readable."""
+    import torch
+
+    task, config = loaded.task, loaded.model.config
+    if not 0 < mlm_probability < 1:
+        raise UsageError(f"The share of masked tokens is {mlm_probability}; it must lie between 0 and 1.")
+    chosen = choose(dataset, task, overrides, need_label=with_labels)
+    if loaded.processor is None:
+        kind = "tokenizer" if task.modality == "text" else "image processor"
+        raise ModelError(
+            f"The model comes without a {kind} that loads ({loaded.processor_error or 'none was passed'}). "
+            f"Save the {kind} into the model's folder."
+        )
+    rule = None
+    if task.is_classification and chosen.label is not None:
+        rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
+    encoder = Encoder(
+        task=task,
+        processor=_right_padded(loaded.processor, task),
+        config=config,
+        columns=chosen,
+        labels=rule,
+        length=text_length(loaded.processor, loaded.model, task, max_length) if task.modality == "text" else 0,
+        accepted=accepted_keys(loaded.model),
+        mlm_probability=mlm_probability,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return encoder, with_images(dataset, chosen.image) if chosen.image else dataset
+
+
+def _right_padded(processor: Any, task: Task) -> Any:
+    """Language models count positions from the left, so padding there would change their loss."""
+    if task.token_level and getattr(processor, "padding_side", "right") != "right":
+        processor.padding_side = "right"
+    return processor
+
+
+def _encoder_identity(encoder: Encoder) -> dict[str, Any]:
+    task, columns = encoder.task, encoder.columns
+    identity: dict[str, Any] = {"columns": columns.named()}
+    if task.modality == "text":
+        identity["max_length"] = encoder.length
+    if encoder.labels is not None:
+        identity["labels"] = encoder.labels.how
+    if task.name == "masked-lm":
+        identity["mlm_probability"] = encoder.mlm_probability
+    if task.second == "label":
+        identity["target"] = "column" if columns.label else "second half of the words"
+    return identity
+
+
+def _take(dataset: datasets.Dataset, encoder: Encoder, samples: int, seed: int) -> tuple[list[Sample], int]:
+    """The first rows of a seeded permutation that have something to score, and how many had not."""
+    order = np.random.default_rng(seed).permutation(len(dataset))
+    wanted = dataset.select_columns(list(encoder.columns.named().values()))
+    taken: list[Sample] = []
+    start = 0
+    while start < len(order) and len(taken) < samples:
+        numbers = order[start : start + min(_CHUNK, samples - len(taken))].tolist()
+        taken.extend(sample for sample in encoder(wanted[numbers], numbers) if sample is not None)
+        start += len(numbers)
+    return taken, start - len(taken)
+
+
+def _whole_batches(
+    samples: list[Any], asked: int, batch_size: int, skipped: int = 0
+) -> tuple[list[list[Any]], dict[str, Any]]:
+    count = len(samples) // batch_size
+    empty = f" ({skipped} empty ones are not counted)" if skipped else ""
+    if count == 0:
+        raise DataError(
+            f"There are {len(samples)} samples{empty}, fewer than one batch of {batch_size}. Lower --batch-size"
+            + (", or raise --samples." if len(samples) >= asked else ", or pass more data.")
+        )
+    dropped = len(samples) - count * batch_size
+    if len(samples) < asked:
+        warnings.warn(
+            f"The data have {len(samples)} rows{empty}, not the {asked} asked for; {count * batch_size} are used, in "
+            f"{count} whole batches of {batch_size}.",
+            GeosharpWarning,
+            stacklevel=3,
+        )
+    identity = {"samples": count * batch_size, "batch_size": batch_size, "batches": count, "dropped": dropped}
+    if skipped:
+        identity["skipped"] = skipped
+    return [samples[i * batch_size : (i + 1) * batch_size] for i in range(count)], identity
+
+
+def accepted_keys(model: Any) -> frozenset[str] | None:
+    """The argument names of a model's forward; None if they cannot be told (a wrapper that passes all on)."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = frozenset(p.name for p in parameters if p.kind in kinds)
+    return names or None
+
+
+def _is_dataset(data: Any) -> bool:
+    import datasets
+
+    if isinstance(data, (datasets.DatasetDict, datasets.IterableDatasetDict)):
+        raise UsageError(f"The data have several splits ({', '.join(data)}). Pass one: data['train'].")
+    if isinstance(data, datasets.IterableDataset):
+        raise UsageError(
+            "A streaming data set cannot be drawn from at random. Pass a datasets.Dataset, or a DataLoader "
+            "over this one."
+        )
+    return isinstance(data, datasets.Dataset)
+
+
+def _encoded_key(dataset: datasets.Dataset, model: Any) -> str | None:
+    """The column of model inputs, if the rows are encoded already."""
+    names = {getattr(model, "main_input_name", None), "input_ids", "pixel_values", "inputs_embeds", "input_features"}
+    return next((name for name in dataset.column_names if name in names), None)
+
+
+def _described(model: Any, processor: Any, task: Task | str | None) -> LoadedModel:
+    found = _find(model, task)
+    if found is None:
+        raise UsageError(
+            f"A {type(model).__name__} does not tell its task. Pass task= (one of {task_names()}), or data that are "
+            "encoded already."
+        )
+    if processor is None:
+        raise UsageError("The data set holds raw columns. Pass the model's tokenizer or image processor as processor=.")
+    if found.modality == "text" and processor.pad_token is None:
+        raise UsageError("The tokenizer has no padding token. Set processor.pad_token first (often to its eos_token).")
+    return LoadedModel(model=model, processor=processor, task=found, identity={})
+
+
+def _padder(processor: Any) -> Any:
+    return processor if hasattr(processor, "pad_token_id") else None
+
+
+def _encoded_batches(
+    dataset: datasets.Dataset, model: Any, processor: Any, samples: int, batch_size: int, seed: int
+) -> tuple[list[Batch], dict[str, Any]]:
+    accepted = accepted_keys(model)
+    names = [name for name in dataset.column_names if accepted is None or _renamed(name, accepted) in accepted]
+    order = np.random.default_rng(seed).permutation(len(dataset))[:samples].tolist()
+    # Without a format rows are plain lists and numbers, whatever the caller set for training.
+    rows = dataset.select_columns(names).with_format(None)[order]
+    encoded = [{_renamed(name, accepted): rows[name][i] for name in names} for i in range(len(order))]
+    groups, identity = _whole_batches(encoded, samples, batch_size)
+    batches = [collate(group, _padder(processor), model_dtype(model)) for group in groups]
+    return batches, {**identity, "seed": seed, "columns": {"encoded": names}}
+
+
+def _renamed(name: str, accepted: frozenset[str] | None) -> str:
+    """``label`` as Trainer's collator does: models call it ``labels``."""
+    return "labels" if name in ("label", "label_ids") and accepted is not None and name not in accepted else name
+
+
+def _given_batches(data: Any, model: Any, samples: int) -> tuple[list[Batch], dict[str, Any]]:
+    if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
+        raise UsageError(
+            f"Data of type {type(data).__name__} cannot be scored. Pass a datasets.Dataset, a DataLoader, or a list of "
+            "batches (dicts of tensors, one ball each)."
+        )
+    accepted = accepted_keys(model)
+    found = [
+        _given_batch(batch, number, accepted, model_dtype(model))
+        for number, batch in enumerate(_limited(data, samples))
+    ]
+    if not found:
+        raise DataError("The data are empty: there is no batch.")
+    size = getattr(data, "batch_size", None)
+    whole = [batch for batch in found if size is None or _rows(batch) == size]
+    if not whole:
+        raise DataError(f"The only batch has {_rows(found[0])} samples, fewer than the loader's batch_size of {size}.")
+    dropped = sum(map(_rows, found)) - sum(map(_rows, whole))
+    rows = [_rows(batch) for batch in whole]
+    identity = {"samples": sum(rows), "batch_size": rows[0], "batches": len(whole), "dropped": dropped}
+    return whole, identity
+
+
+def _limited(data: Iterable[Any], samples: int) -> Iterator[Any]:
+    """All batches of a list; of a loader or an iterator, which may not end, as many as hold the samples asked for."""
+    if isinstance(data, Sequence):
+        yield from data
+        return
+    count = 0
+    for batch in data:
+        yield batch
+        count += _rows(batch) if isinstance(batch, Mapping) else 0
+        if count >= samples:
+            return
+
+
+def _rows(batch: Mapping[str, Any]) -> int:
+    return next((int(value.shape[0]) for value in batch.values() if getattr(value, "ndim", 0) > 0), 0)
+
+
+def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, floating: torch.dtype) -> Batch:
+    import torch
+
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"Batch {number} is a {type(batch).__name__}, not a dict of tensors. Pass dicts whose keys are the "
+            "arguments of the model's forward."
+        )
+    tidied: Batch = {}
+    for key, value in batch.items():
+        name = _renamed(key, accepted)
+        if not isinstance(value, torch.Tensor):
+            raise DataError(f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out.")
+        if accepted is not None and name not in accepted and not name.startswith("_"):
+            raise DataError(
+                f"Batch {number}: the model's forward takes no {key!r}. Leave it out, or call it '_{key}' if only "
+                "your loss reads it."
+            )
+        tidied[name] = tidy(value, floating)
+    if _rows(tidied) == 0:
+        raise DataError(f"Batch {number} is empty.")
+    return tidied
+
+
+__all__ = ["accepted_keys", "batches_from", "make_batches"]

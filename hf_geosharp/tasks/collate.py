@@ -1,0 +1,71 @@
+"""From samples to batches: each padded to its own longest text, fractions in the model's precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.errors import DataError
+from hf_geosharp.tasks.kinds import IGNORED
+
+if TYPE_CHECKING:
+    import torch
+
+# What fills the end of a sequence, for keys that a tokenizer does not pad; the ids' own is the tokenizer's.
+_FILL = {"labels": IGNORED, "attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1}
+
+
+def collate(
+    samples: Sequence[Mapping[str, Any]], tokenizer: Any = None, floating: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """One batch of the samples; every tensor has them as its first dimension.
+
+    Args:
+        samples: Encoded rows with the same keys.
+        tokenizer: Says with what and on which side to pad; None where nothing needs padding.
+        floating: The dtype of fractions; None means float32.
+
+    Raises:
+        DataError: A key's values differ in length and there is no tokenizer to pad them.
+    """
+    return {key: tidy(_stack(key, [sample[key] for sample in samples], tokenizer), floating) for key in samples[0]}
+
+
+def _stack(key: str, values: list[Any], tokenizer: Any) -> torch.Tensor:
+    import torch
+
+    tensors = [torch.as_tensor(value) for value in values]
+    if len({tensor.shape for tensor in tensors}) == 1:
+        return torch.stack(tensors)
+    if tokenizer is None or any(tensor.ndim != 1 for tensor in tensors):
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        raise DataError(
+            f"The values of {key!r} differ in shape within a batch ({shapes[0]}, {shapes[-1]}). Pass the tokenizer "
+            "as processor= to pad them, or pad them yourself."
+        )
+    longest = max(len(tensor) for tensor in tensors)
+    filler = _FILL.get(key, tokenizer.pad_token_id)
+    stacked = torch.full((len(tensors), longest), filler or 0, dtype=tensors[0].dtype)
+    left = getattr(tokenizer, "padding_side", "right") == "left"
+    for row, tensor in zip(stacked, tensors, strict=True):
+        start = longest - len(tensor) if left else 0
+        row[start : start + len(tensor)] = tensor
+    return stacked
+
+
+def model_dtype(model: Any) -> torch.dtype:
+    """The dtype that fractions are passed to a model in: that of its weights, float32 where these are shorter."""
+    import torch
+
+    weights = next((p for p in model.parameters() if p.is_floating_point()), None)
+    return torch.float64 if weights is not None and weights.dtype == torch.float64 else torch.float32
+
+
+def tidy(tensor: torch.Tensor, floating: torch.dtype | None = None) -> torch.Tensor:
+    """The tensor on the CPU, whole numbers (and booleans) as int64, others as float32 or what is asked for."""
+    import torch
+
+    if tensor.is_complex():
+        return tensor.detach().cpu()
+    wanted = (floating or torch.float32) if tensor.is_floating_point() else torch.int64
+    return tensor.detach().to(device="cpu", dtype=wanted)

@@ -1,0 +1,196 @@
+"""From the labels of a data set to the class numbers of a model, checked before a loss sees them.
+
+A data set and a model may number the same classes differently; a score under the wrong numbers is a number about
+nothing. Names decide where both sides have names, and what cannot be told is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+
+_HINT = 'Say which is which with --label-map \'{"label of the data": "label of the model", ...}\'.'
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """How one label column is read.
+
+    Attributes:
+        how: ``"names"``, ``"ids"``, ``"label map"`` or ``"regression"``; goes into the result.
+        convert: From a label to the model's class number (or regression target); raises KeyError or ValueError where
+            it has none.
+        classes: How many classes the model has; 1 for regression.
+    """
+
+    how: str
+    convert: Callable[[Any], int | float]
+    classes: int
+
+
+def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, Any] | None = None) -> LabelRule:
+    """How to read a label column for a model.
+
+    Args:
+        feature: The column's feature (its class names count); may be None.
+        config: The model's config: ``num_labels``, ``label2id``.
+        column: The column's name, for messages.
+        label_map: The user's map from labels of the data to labels (names or numbers) of the model.
+
+    Raises:
+        DataError: The classes of the data and of the model do not fit together.
+        UsageError: The map names a class that the model does not have.
+    """
+    classes = int(config.num_labels)
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        raise DataError("The model gives several labels a sample (multi-label); only one label a sample is supported.")
+    if classes == 1 or getattr(config, "problem_type", None) == "regression":
+        return LabelRule("regression", _regression_target, classes)
+    ids = _model_ids(config)
+    names = list(getattr(feature, "names", None) or [])
+    if label_map is not None:
+        return LabelRule("label map", _by_user_map(label_map, ids, names, classes), classes)
+    if names:
+        return _class_label_rule(names, ids, classes, column)
+    return LabelRule("ids", lambda value: _by_name_or_number(value, ids), classes)
+
+
+def convert_labels(rule: LabelRule, values: Sequence[Any], rows: Sequence[int], column: str) -> list[int | float]:
+    """The model's class number of every label.
+
+    Args:
+        rule: How to read them.
+        values: The labels.
+        rows: The row of the data set that each stands in, for messages.
+        column: The column's name, for messages.
+
+    Raises:
+        DataError: A label is missing, unknown or out of range; the message gives value, row and the allowed range.
+    """
+    return [_convert(rule, value, row, column) for value, row in zip(values, rows, strict=True)]
+
+
+def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
+    where = f"column {column!r}, row {row}"
+    if value is None:
+        raise DataError(f"The label is missing ({where}).")
+    if isinstance(value, (list, tuple, dict)):
+        raise DataError(f"The label {value!r} ({where}) is not one label; only one label a sample is supported.")
+    try:
+        label = rule.convert(value)
+    except (KeyError, ValueError, TypeError) as error:
+        if rule.how == "regression":
+            raise DataError(
+                f"The label {value!r} ({where}) is not a number, and the model has one output (num_labels = 1): "
+                "it predicts a number. Choose the column with --label-column."
+            ) from error
+        raise DataError(f"The label {value!r} ({where}) is no class of the model. {_HINT}") from error
+    if rule.how == "regression":
+        return label
+    if label == -1:
+        raise DataError(
+            f"The label is -1 ({where}); allowed is 0 to {rule.classes - 1}. This split has no labels, as test splits "
+            "often: choose another with --split, or score without labels (--labels model)."
+        )
+    if not 0 <= label < rule.classes:
+        raise DataError(
+            f"The label {value!r} ({where}) is out of range: the model has num_labels = {rule.classes}, "
+            f"so allowed is 0 to {rule.classes - 1}."
+        )
+    return label
+
+
+def _model_ids(config: Any) -> dict[str, int]:
+    # A config may carry one of the two tables only; both are read.
+    named = {str(name).lower(): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
+    numbered = {str(name).lower(): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
+    return named | numbered
+
+
+def _is_generic(ids: Mapping[str, int]) -> bool:
+    """Whether the model's label names are those that transformers fills in: LABEL_0, LABEL_1, ..."""
+    return all(name == f"label_{number}" for name, number in ids.items())
+
+
+def _class_label_rule(names: list[str], ids: dict[str, int], classes: int, column: str) -> LabelRule:
+    lowered = [name.lower() for name in names]
+    known = [name for name in lowered if name in ids]
+    if len(known) == len(names) and len(set(lowered)) == len(names):
+        # -1 stands for "no label" in every ClassLabel column.
+        numbers = {-1: -1} | {number: ids[name] for number, name in enumerate(lowered)}
+        return LabelRule("names", lambda value: numbers[_number(value)], classes)
+    if len(names) != classes:
+        raise DataError(
+            f"Column {column!r} has {len(names)} classes ({_listed(names)}) and the model has num_labels = {classes} "
+            f"({_listed(list(ids))}). Score it on the data it was trained for. {_HINT}"
+        )
+    nameless = lowered == [str(number) for number in range(classes)]
+    if not known and (_is_generic(ids) or nameless):
+        warnings.warn(
+            f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(list(ids))}) cannot be "
+            "compared by name; their numbers are taken to mean the same. If they do not, pass --label-map.",
+            GeosharpWarning,
+            stacklevel=4,
+        )
+        return LabelRule("ids", _number, classes)
+    raise DataError(
+        f"The classes of column {column!r} ({_listed(names)}) are not those of the model ({_listed(list(ids))}). "
+        f"{_HINT}"
+    )
+
+
+def _by_user_map(
+    label_map: Mapping[str, Any], ids: dict[str, int], names: list[str], classes: int
+) -> Callable[[Any], int]:
+    table = {str(label).lower(): _model_class(label, target, ids, classes) for label, target in label_map.items()}
+
+    def convert(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names):
+            named = names[value].lower()
+            return table[named] if named in table else table[str(value)]
+        return table[str(value).lower()]
+
+    return convert
+
+
+def _model_class(label: str, target: Any, ids: dict[str, int], classes: int) -> int:
+    try:
+        number = _by_name_or_number(target, ids)
+    except (KeyError, ValueError, TypeError):
+        number = -1
+    if not 0 <= number < classes:
+        raise UsageError(
+            f"The label map sends {label!r} to {target!r}, which the model does not have. "
+            f"Its labels are: {_listed(list(ids))} (or 0 to {classes - 1})."
+        )
+    return number
+
+
+def _by_name_or_number(value: Any, ids: Mapping[str, int]) -> int:
+    if isinstance(value, str):
+        name = value.strip().lower()
+        return ids[name] if name in ids else int(name)
+    return _number(value)
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if number != value:
+        raise ValueError(value)
+    return number
+
+
+def _regression_target(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

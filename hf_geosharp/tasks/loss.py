@@ -1,0 +1,106 @@
+"""A loss that needs no labels: how far the perturbed model's output moves from its own unperturbed output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.tasks.kinds import IGNORED, TARGET_LOGITS, TARGET_MASK, Task
+
+if TYPE_CHECKING:
+    import torch
+
+
+def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a batch goes into the model: keys with a leading underscore are for the loss."""
+    return {key: value for key, value in batch.items() if not key.startswith("_")}
+
+
+def attach_model_targets(
+    model: Any, batches: Sequence[Mapping[str, torch.Tensor]], task: Task | None
+) -> list[dict[str, torch.Tensor]]:
+    """The batches with the model's own logits as their target, from one forward pass a batch.
+
+    For tokens that is as many numbers a token as the vocabulary has words: pass few batches at a time where memory is
+    short. Labels are left out, except where the model makes its decoder's input from them (seq2seq).
+
+    Args:
+        model: The model, unperturbed; it runs in eval mode on its own device.
+        batches: The batches, on any device; the new tensors are on the CPU.
+        task: The task, or None: logits of three dimensions are then taken as tokens.
+
+    Returns:
+        Batches with ``_target_logits`` (batch, classes) or (batch, tokens, vocabulary) and, for tokens,
+        ``_target_mask`` (batch, tokens): the tokens that count.
+
+    Raises:
+        ModelError: The model gives no logits.
+        UsageError: The model has one output (regression), which is no distribution.
+    """
+    import torch
+
+    keeps_labels = task is not None and task.second == "label"
+    training = model.training
+    device = next(model.parameters()).device
+    attached = []
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
+                inputs = {key: value.to(device) for key, value in model_inputs(kept).items()}
+                logits = _logits(model(**inputs)).detach().cpu()
+                precise = logits if logits.dtype == torch.float64 else logits.float()
+                attached.append({**kept, **_target(precise, batch, keeps_labels)})
+    finally:
+        model.train(training)
+    return attached
+
+
+def kl_to_model(outputs: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """KL(p_base || p) of every sample, or of every token that counts.
+
+    Args:
+        outputs: The model's outputs, with logits.
+        batch: A batch of `attach_model_targets`.
+
+    Returns:
+        The losses, (samples,) or (tokens that count,), never negative up to rounding.
+    """
+    import torch
+
+    logits = _logits(outputs)
+    target = batch[TARGET_LOGITS].to(device=logits.device, dtype=logits.dtype)
+    mask = batch.get(TARGET_MASK)
+    if mask is not None:
+        counted = mask.to(device=logits.device, dtype=torch.bool)
+        logits, target = logits[counted], target[counted]
+    base = torch.log_softmax(target, dim=-1)
+    return (base.exp() * (base - torch.log_softmax(logits, dim=-1))).sum(dim=-1)
+
+
+def _target(logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels: bool) -> dict[str, torch.Tensor]:
+    import torch
+
+    if logits.shape[-1] == 1:
+        raise UsageError("The model has one output (a regression), which is no distribution: it needs labels.")
+    if logits.ndim < 3:
+        return {TARGET_LOGITS: logits}
+    if from_labels and "labels" in batch:
+        mask = batch["labels"] != IGNORED
+    elif "attention_mask" in batch and batch["attention_mask"].shape == logits.shape[:2]:
+        mask = batch["attention_mask"] != 0
+    else:
+        mask = torch.ones(logits.shape[:-1], dtype=torch.bool)
+    return {TARGET_LOGITS: logits, TARGET_MASK: mask.cpu().to(torch.int64)}
+
+
+def _logits(outputs: Any) -> torch.Tensor:
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if logits is None:
+        raise ModelError(
+            f"The model's output ({type(outputs).__name__}) has no logits, so it has no distribution to compare with."
+        )
+    result: torch.Tensor = logits
+    return result

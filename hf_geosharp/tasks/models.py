@@ -1,0 +1,317 @@
+"""Loading a model so that the score is that of its trained weights: all of them present, in full precision."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.errors import (
+    GeosharpError,
+    GeosharpWarning,
+    HubError,
+    ModelError,
+    UnsupportedModelError,
+    UsageError,
+)
+from hf_geosharp.tasks.hub import Source, fetch, fetch_optional, find_source, hub_error, is_hub_failure
+from hf_geosharp.tasks.kinds import TASKS, Task, find_task, task_names, task_of
+from hf_geosharp.tasks.quiet import quiet_transformers
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "float64")
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_PROCESSORS = {"text": "AutoTokenizer", "image": "AutoImageProcessor"}
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be scored.
+
+    Attributes:
+        model: The model, in eval mode, in the asked dtype, on the asked device.
+        processor: Its tokenizer or image processor; None if it comes with none (``processor_error`` says why).
+        task: What it does.
+        identity: What was loaded, for the result (JSON-able).
+        card: The metadata of its model card; empty if it has none.
+    """
+
+    model: torch.nn.Module
+    processor: Any
+    task: Task
+    identity: dict[str, Any]
+    card: dict[str, Any] = field(default_factory=dict)
+    processor_error: str | None = None
+
+
+def load_model(
+    model_id: str | os.PathLike[str],
+    *,
+    task: str = "auto",
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    dtype: str = "float32",
+    device: str = "auto",
+    allow_missing: bool = False,
+) -> LoadedModel:
+    """Loads a model with its processor and its card.
+
+    Args:
+        model_id: A folder, or the id of a model on the Hub. A folder never asks the network.
+        task: A task's name, or ``"auto"``: the one of the config's architecture.
+        revision: A branch, tag or commit of the Hub repository.
+        token: The Hub token; None takes what the user logged in with.
+        trust_remote_code: Whether code from the model's repository may run.
+        dtype: ``"float32"`` or ``"float64"``, whatever the checkpoint holds: in 16 bits a small step moves few weights.
+        device: A torch device, or ``"auto"``: a GPU if there is one.
+        allow_missing: Whether weights that the checkpoint lacks may start at random (else they are an error).
+
+    Raises:
+        UsageError: An argument is not one of its choices, or the task cannot be told from the config.
+        ModelError: The folder is not a model, or weights are missing or do not fit, or it needs code of its own.
+        UnsupportedModelError: The checkpoint is quantised, or is an adapter.
+        HubError: The Hub does not give it.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"The dtype {dtype!r} cannot be used: a score is taken in {' or '.join(DTYPES)}.")
+    target = _device(device)
+    source = find_source(model_id, revision, token)
+    raw, source = _read_config(source)
+    _refuse_quantised(source, raw)
+    chosen = _task(source, raw, task)
+    with quiet_transformers():
+        config = _load_config(source, trust_remote_code)
+        _refuse_quantised(source, getattr(config, "__dict__", {}))
+        model, missing = _load_weights(source, config, chosen, dtype, trust_remote_code, allow_missing)
+        processor, reason = _load_processor(source, chosen, trust_remote_code)
+    model.eval()
+    model.to(target)
+    if chosen.modality == "text" and processor is not None:
+        _set_pad_token(source, model, processor)
+    return LoadedModel(
+        model=model,
+        processor=processor,
+        task=chosen,
+        identity=_identity(source, raw, model, chosen, dtype, missing),
+        card=_read_card(source),
+        processor_error=reason,
+    )
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"There is no device {name!r}: pass auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"There is no device {name!r} here ({torch.cuda.device_count()} GPUs): pass auto or cpu.")
+    return device
+
+
+def _read_config(source: Source) -> tuple[dict[str, Any], Source]:
+    """The raw config.json, and the source pinned to the commit it came from."""
+    path = fetch(source, "config.json")
+    # Adapters may carry a config.json too, and from_pretrained would load base and adapter without a word.
+    if fetch_optional(source, "adapter_config.json") is not None:
+        raise UnsupportedModelError(
+            f"{source.id} is an adapter (adapter_config.json), not a model. Merge the adapter first "
+            "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model."
+        )
+    if path is None:
+        where = "the folder" if source.folder is not None else "the repository"
+        raise ModelError(f"{source.id} is not a model: {where} has no config.json.")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{source.id}: config.json is not valid JSON ({error}).") from error
+    if not isinstance(raw, dict):
+        raise ModelError(f"{source.id}: config.json holds no object but a {type(raw).__name__}.")
+    # On the Hub's cache the file lies in snapshots/<commit>/.
+    return raw, source.at(path.parent.name)
+
+
+def _refuse_quantised(source: Source, config: Mapping[str, Any]) -> None:
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+        raise UnsupportedModelError(
+            f"{source.id} is quantised ({method or 'quantization_config in its config.json'}): its weights cannot be "
+            "perturbed. Score the model it was made from."
+        )
+
+
+def _task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
+    if name != "auto":
+        return find_task(name)
+    architectures = raw.get("architectures") or []
+    if not architectures:
+        raise UsageError(
+            f"{source.id}: its config.json names no architecture, so its task is not known. "
+            f"Pass --task with one of: {task_names()}."
+        )
+    found = task_of(architectures[0]) or _task_of_remote_code(raw)
+    if found is None:
+        raise ModelError(
+            f"{source.id} is a {architectures[0]}, which does none of the tasks that can be scored: {task_names()}. "
+            "If its weights have such a head all the same, name it with --task."
+        )
+    return found
+
+
+def _task_of_remote_code(raw: Mapping[str, Any]) -> Task | None:
+    auto_map = raw.get("auto_map") or {}
+    return next((task for task in TASKS if task.auto_class in auto_map), None)
+
+
+def _load_config(source: Source, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        # Always said explicitly: None would ask the user on the terminal.
+        return AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.options())
+    except Exception as error:
+        raise _load_error(source, error, trust_remote_code) from error
+
+
+def _load_weights(
+    source: Source, config: Any, task: Task, dtype: str, trust_remote_code: bool, allow_missing: bool
+) -> tuple[Any, list[str]]:
+    import torch
+    import transformers
+
+    try:
+        model, report = getattr(transformers, task.auto_class).from_pretrained(
+            source.place,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            # Reported below, by name; transformers' own error is a wall of text.
+            ignore_mismatched_sizes=True,
+            **source.options(),
+        )
+    except Exception as error:
+        raise _load_error(source, error, trust_remote_code) from error
+    mismatched = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
+    if mismatched:
+        raise ModelError(
+            f"{source.id}: the shapes of {len(mismatched)} weights do not fit its config.json: {_some(mismatched)}. "
+            "Correct the config (number of labels, sizes) or pass the checkpoint that belongs to it."
+        )
+    if report.get("error_msgs"):
+        raise ModelError(f"{source.id}: weights do not load: {'; '.join(map(str, report['error_msgs']))}.")
+    missing = sorted(report["missing_keys"])
+    if missing:
+        _missing(source, missing, type(model).__name__, allow_missing)
+    return model, missing
+
+
+def _missing(source: Source, missing: list[str], name: str, allowed: bool) -> None:
+    text = f"{source.id}: the checkpoint lacks {len(missing)} weights of {name}: {_some(missing)}."
+    if not allowed:
+        raise ModelError(
+            f"{text} They would be random numbers. Pass the fine-tuned model, or the --task that the checkpoint was "
+            "trained for, or allow it (allow_missing=True)."
+        )
+    warnings.warn(f"{text} They are random numbers.", GeosharpWarning, stacklevel=4)
+
+
+def _load_error(source: Source, error: Exception, trusted: bool) -> GeosharpError:
+    if isinstance(error, GeosharpError):
+        return error
+    if not trusted and "trust_remote_code" in str(error):
+        return ModelError(
+            f"{source.id} needs Python code from its own repository. Read that code; if you trust it, "
+            "pass --trust-remote-code."
+        )
+    if source.folder is None and is_hub_failure(error):
+        return hub_error(error, f"model {source.id!r}")
+    text = str(error).strip()
+    try:
+        found = any(fetch(source, name) is not None for name in _WEIGHT_FILES)
+    except HubError as unreachable:
+        # transformers takes weights that it cannot reach for weights that are not there.
+        return unreachable
+    if not found:
+        return ModelError(f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}).")
+    return ModelError(f"{source.id} does not load: {type(error).__name__}: {text or 'no message'}")
+
+
+def _load_processor(source: Source, task: Task, trust_remote_code: bool) -> tuple[Any, str | None]:
+    import transformers
+
+    try:
+        loader = getattr(transformers, _PROCESSORS[task.modality])
+        processor = loader.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.options())
+    except Exception as error:
+        # Whether that matters depends on the data: batches that are already encoded need no processor.
+        return None, f"{type(error).__name__}: {str(error).strip()}"
+    if task.modality == "text" and len(processor) <= len(processor.all_special_ids):
+        # transformers 5 makes an empty tokenizer where there are no files for one.
+        return None, "its tokenizer has no words: the vocabulary file is missing"
+    return processor, None
+
+
+def _set_pad_token(source: Source, model: Any, tokenizer: Any) -> None:
+    if tokenizer.pad_token is None:
+        substitute = tokenizer.eos_token or tokenizer.unk_token
+        if substitute is None:
+            raise ModelError(
+                f"{source.id}: its tokenizer has neither a padding nor an end token, so texts cannot be put in one "
+                "batch. Set tokenizer.pad_token and save the tokenizer."
+            )
+        tokenizer.pad_token = substitute
+    # Classifiers on decoders find the last token by it.
+    for config in (model.config, model.config.get_text_config()):
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = tokenizer.pad_token_id
+
+
+def _identity(
+    source: Source, raw: Mapping[str, Any], model: Any, task: Task, dtype: str, missing: list[str]
+) -> dict[str, Any]:
+    identity = {
+        "id": source.id,
+        "revision": source.revision,
+        "class": type(model).__name__,
+        "task": task.name,
+        "checkpoint_dtype": raw.get("dtype") or raw.get("torch_dtype"),
+        "dtype": dtype,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    return {**identity, "missing": missing} if missing else identity
+
+
+def _read_card(source: Source) -> dict[str, Any]:
+    path = fetch_optional(source, "README.md")
+    if path is None:
+        return {}
+    from huggingface_hub import metadata_load
+
+    try:
+        data = metadata_load(path)
+    except Exception as error:
+        warnings.warn(f"{source.id}: the metadata of its model card cannot be read ({error}).", GeosharpWarning, 3)
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,114 @@
+"""Everything a score starts from, in one call: model, batches and loss from names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.errors import UsageError
+from hf_geosharp.tasks.batches import make_batches
+from hf_geosharp.tasks.columns import Columns
+from hf_geosharp.tasks.data import load_data
+from hf_geosharp.tasks.kinds import Task
+from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
+from hf_geosharp.tasks.models import load_model
+
+if TYPE_CHECKING:
+    import torch
+
+LABELS = ("data", "model")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a score is taken of.
+
+    Attributes:
+        model: The model, in eval mode on its device.
+        batches: The batches, on the CPU; keys with a leading underscore are for the loss.
+        loss: From outputs and batch to losses, 1-D; None is the model's own loss.
+        task: The task.
+        model_identity: What was loaded (JSON-able).
+        data_identity: What it is scored on (JSON-able).
+        processor: The tokenizer or image processor.
+    """
+
+    model: torch.nn.Module
+    batches: list[dict[str, torch.Tensor]]
+    loss: Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor] | None
+    task: Task
+    model_identity: dict[str, Any]
+    data_identity: dict[str, Any]
+    processor: Any
+
+
+def prepare(
+    model_id: str | os.PathLike[str],
+    *,
+    data: str | os.PathLike[str] | None = None,
+    data_config: str | None = None,
+    split: str | None = None,
+    task: str = "auto",
+    samples: int = 1024,
+    batch_size: int = 128,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "float32",
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    columns: Columns | None = None,
+    label_map: Mapping[str, Any] | None = None,
+    labels: str = "data",
+    allow_missing: bool = False,
+    max_length: int | None = None,
+    mlm_probability: float = 0.15,
+) -> Prepared:
+    """Loads a model and its data, and makes the batches.
+
+    The arguments are those of `load_model`, `load_data` and `make_batches`; ``labels="model"`` scores without labels,
+    against the model's own unperturbed output.
+
+    Raises:
+        GeosharpError: See there; UsageError for another ``labels``.
+    """
+    if labels not in LABELS:
+        raise UsageError(f"There is no --labels {labels!r}: it is {' or '.join(LABELS)}.")
+    loaded = load_model(
+        model_id,
+        task=task,
+        revision=revision,
+        token=token,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        device=device,
+        allow_missing=allow_missing,
+    )
+    dataset, identity = load_data(
+        data, config=data_config, split=split, task=loaded.task, token=token, card=loaded.card
+    )
+    batches, how = make_batches(
+        dataset,
+        loaded,
+        samples=samples,
+        batch_size=batch_size,
+        seed=seed,
+        columns=columns,
+        label_map=label_map,
+        max_length=max_length,
+        mlm_probability=mlm_probability,
+        with_labels=labels == "data",
+    )
+    if labels == "model":
+        batches = attach_model_targets(loaded.model, batches, loaded.task)
+    return Prepared(
+        model=loaded.model,
+        batches=batches,
+        loss=kl_to_model if labels == "model" else None,
+        task=loaded.task,
+        model_identity=loaded.identity,
+        data_identity={**identity, **how, **({"labels": "model"} if labels == "model" else {})},
+        processor=loaded.processor,
+    )

@@ -1,0 +1,198 @@
+"""What Python callers pass: raw and encoded data sets, loaders, and their own batches."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.tasks.batches import batches_from, make_batches
+from hf_geosharp.tasks.kinds import find_task
+from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model, model_inputs
+from hf_geosharp.tasks.models import LoadedModel, load_model
+from tests.tasks.tiny import bert_config, make_images, make_tokenizer
+
+TEXTS = datasets.Dataset.from_dict({"text": ["good film", "a bad plot", "the cast is fun"] * 4, "label": [0, 1, 0] * 4})
+SIZES = {"samples": 12, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def model():
+    from transformers import BertForSequenceClassification
+
+    torch.manual_seed(0)
+    return BertForSequenceClassification(bert_config()).eval()
+
+
+def encoded(**columns):
+    tokenizer = make_tokenizer()
+    rows = {"input_ids": [tokenizer(text)["input_ids"] for text in TEXTS["text"]], "label": TEXTS["label"][:]}
+    return datasets.Dataset.from_dict(rows | columns)
+
+
+def batch(**changes):
+    return {"input_ids": torch.ones(4, 3, dtype=torch.long), "labels": torch.tensor([0, 1, 0, 1])} | changes
+
+
+def test_a_raw_data_set(model):
+    batches, identity = batches_from(TEXTS, model, processor=make_tokenizer(), **SIZES)
+    assert len(batches) == 3
+    assert identity["rows"] == 12
+    assert torch.isfinite(model(**batches[0]).loss)
+    with pytest.raises(UsageError, match="processor="):
+        batches_from(TEXTS, model, **SIZES)
+    with pytest.raises(UsageError, match="task="):
+        batches_from(TEXTS, torch.nn.Linear(1, 1), processor=make_tokenizer(), **SIZES)
+
+
+def test_an_encoded_data_set(model):
+    batches, identity = batches_from(encoded(), model, processor=make_tokenizer(), **SIZES)
+    assert set(batches[0]) == {"input_ids", "labels"}
+    assert identity["columns"] == {"encoded": ["input_ids", "label"]}
+    assert torch.isfinite(model(**batches[0]).loss)
+    with pytest.raises(DataError, match=r"'input_ids' differ.*processor="):
+        batches_from(encoded(), model, samples=12, batch_size=12)
+    formatted = encoded(extra=["x"] * 12).with_format("torch")
+    again, _ = batches_from(formatted, model, processor=make_tokenizer(), **SIZES)
+    assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
+
+
+def test_token_labels_are_padded_on_the_tokenizers_side():
+    from transformers import BertForMaskedLM
+
+    model = BertForMaskedLM(bert_config()).eval()
+    ids = encoded()["input_ids"][:]
+    rows = datasets.Dataset.from_dict({"input_ids": ids, "labels": ids})
+    tokenizer = make_tokenizer()
+    for side in ("right", "left"):
+        tokenizer.padding_side = side
+        batches, _ = batches_from(rows, model, processor=tokenizer, samples=12, batch_size=12)
+        padding = batches[0]["input_ids"] == 0
+        assert padding[:, -1 if side == "right" else 0].any()
+        assert ((batches[0]["labels"] == -100) == padding).all()
+
+
+def test_images_in_memory(vit_folder):
+    loaded = load_model(vit_folder, device="cpu")
+    rows = make_images()
+    arrays = datasets.Dataset.from_dict({"image": [list(map(list, [[1] * 8] * 8))] * 4, "label": ["0", "1", "2", "0"]})
+    for data in (rows, arrays):
+        batches, _ = batches_from(data, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
+        assert batches[0]["pixel_values"].shape == (4, 1, 8, 8)
+    for odd in (1.5, 1, [[0.5] * 8] * 8, [[300] * 8] * 8):
+        rows = datasets.Dataset.from_dict({"image": [odd] * 4, "label": ["0"] * 4})
+        with pytest.raises(DataError, match=r"'image', row \d holds no image"):
+            batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
+
+
+def test_loaders_and_lists(model):
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 10, "label": [0, 1] * 5}).with_format("torch")
+    batches, identity = batches_from(DataLoader(rows, batch_size=4), model)
+    assert [len(one["labels"]) for one in batches] == [4, 4]
+    assert identity["dropped"] == 2
+    assert len(batches_from(DataLoader(rows, batch_size=4), model, samples=4)[0]) == 1
+    assert len(batches_from((batch() for _ in range(3)), model)[0]) == 3
+    batches, identity = batches_from([batch(), batch(labels=torch.tensor([0, 0, 0, 0]))], model, samples=1)
+    assert identity["batches"] == 2
+    assert batches[0]["input_ids"].dtype == torch.int64
+
+
+def test_keys_for_the_loss_only(model):
+    batches, _ = batches_from([batch(_weights=torch.ones(4, dtype=torch.float64))], model)
+    assert batches[0]["_weights"].dtype == torch.float32
+    assert set(model_inputs(batches[0])) == {"input_ids", "labels"}
+    with pytest.raises(DataError, match=r"'weights'.*'_weights'"):
+        batches_from([batch(weights=torch.ones(4))], model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "culprit"),
+    [
+        ({"labels": torch.full((4,), -100)}, r"All labels are -100 \(batch 1\)"),
+        ({"labels": torch.tensor([0, 1, -1, 0])}, r"-1 \(batch 1, row 2\).*0 to 1"),
+        ({"labels": torch.tensor([0, 1, 2, 0])}, r"2 \(batch 1, row 2\).*num_labels = 2"),
+        ({"labels": torch.tensor([0, float("nan"), 2, 0])}, "NaN"),
+        ({"input_ids": torch.full((4, 3), 22)}, r"input_ids hold 22 .*0 to 21"),
+        ({"input_ids": ["good"] * 4}, "'input_ids' is a list"),
+    ],
+)
+def test_bad_batches(model, changes, culprit):
+    with pytest.raises(DataError, match=culprit):
+        batches_from([batch(), batch(**changes)], model)
+
+
+def test_labels_that_are_not_wanted_are_not_checked(model):
+    batches, _ = batches_from([batch(labels=torch.full((4,), -1))], model, with_labels=False)
+    assert set(batches[0]) == {"input_ids"}
+
+
+def test_bad_token_labels(mlm_folder):
+    model = load_model(mlm_folder, device="cpu").model
+    for value, culprit in ((-1, "-1 .*row 0"), (22, "0 to 21"), (-100, "All labels")):
+        with pytest.raises(DataError, match=culprit):
+            batches_from([batch(labels=torch.full((4, 3), value))], model)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "culprit"),
+    [
+        ([], DataError, "no batch"),
+        ([(1, 2)], DataError, "Batch 0 is a tuple"),
+        ([{"input_ids": torch.ones(0, 3, dtype=torch.long)}], DataError, "Batch 0 is empty"),
+        ("train", UsageError, "str"),
+        (3, UsageError, "int"),
+        (datasets.DatasetDict(train=TEXTS), UsageError, r"data\['train'\]"),
+        (TEXTS.to_iterable_dataset(), UsageError, "streaming"),
+        (TEXTS.select([]), DataError, "empty"),
+    ],
+)
+def test_bad_data(model, data, error, culprit):
+    with pytest.raises(error, match=culprit):
+        batches_from(data, model)
+
+
+def test_too_few_rows(model):
+    with pytest.raises(DataError, match=r"12 samples, fewer than one batch of 128.*--batch-size"):
+        batches_from(TEXTS, model, processor=make_tokenizer())
+    with pytest.raises(UsageError, match="at least 1"):
+        batches_from(TEXTS, model, batch_size=0)
+    with pytest.warns(GeosharpWarning, match="12 rows"):
+        batches_from(TEXTS, model, processor=make_tokenizer(), batch_size=4)
+
+
+def test_columns_and_processors_that_do_not_fit(model):
+    numbers = datasets.Dataset.from_dict({"text": [1, 2], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"'text', row \d holds a int"):
+        batches_from(numbers, model, processor=make_tokenizer(), samples=2, batch_size=2)
+    bare = LoadedModel(model, None, find_task("text-classification"), {}, processor_error="no file")
+    with pytest.raises(ModelError, match=r"tokenizer.*no file"):
+        make_batches(TEXTS, bare, **SIZES)
+    unmasked = make_tokenizer("t5")
+    with pytest.raises(ModelError, match="mask token"):
+        batches_from(TEXTS, model, processor=unmasked, task="masked-lm", **SIZES)
+    with pytest.raises(UsageError, match="padding token"):
+        batches_from(TEXTS, model, processor=make_tokenizer("gpt"), **SIZES)
+
+
+def test_kl_is_that_of_the_distributions(model):
+    batches = attach_model_targets(model, [batch()], find_task("text-classification"))
+    assert "labels" not in batches[0]
+    base = batches[0]["_target_logits"]
+    moved = base + torch.tensor([1.0, -1.0])
+    expected = torch.nn.functional.kl_div(
+        moved.log_softmax(-1), base.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
+    torch.testing.assert_close(kl_to_model({"logits": moved}, batches[0]), expected)
+    with pytest.raises(ModelError, match="no logits"):
+        attach_model_targets(model.bert, [batch(labels=torch.zeros(4))], None)
+
+
+def test_targets_leave_the_model_as_it_was(model):
+    model.train()
+    try:
+        attach_model_targets(model, [batch()], None)
+        assert model.training
+    finally:
+        model.eval()
