@@ -1,0 +1,1 @@
+"""Worst-case and average sharpness on a space: objective, ascent, estimates and results."""

@@ -1,0 +1,141 @@
+"""Borrowing a model: whatever a score changes comes back bit for bit, also after an exception or Ctrl-C."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError
+from hf_geosharp.symmetry.parameters import Leaf, leaves
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A model that may be perturbed.
+
+    ``leaves`` are its parameters as pieces of storage, ``originals`` copies of them (to be read only), ``dtype`` the
+    common dtype while it is borrowed, ``stored_dtypes`` what the parameters are stored in.
+    """
+
+    model: nn.Module
+    leaves: Mapping[str, Leaf]
+    originals: Mapping[str, Tensor]
+    dtype: torch.dtype
+    stored_dtypes: tuple[str, ...]
+
+
+def check(model: nn.Module) -> None:
+    """Refuses what cannot be scored.
+
+    Raises:
+        UnsupportedModelError: quantised weights, parameters on meta or offloaded.
+        ModelError: no parameters, or NaN or infinity in one, which is named.
+    """
+    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
+        raise UnsupportedModelError("the model is quantised: its weights cannot be perturbed; load it unquantised")
+    for name, module in model.named_modules():
+        if getattr(getattr(module, "_hf_hook", None), "offload", False):
+            raise UnsupportedModelError(
+                f"{name or 'the model'} is offloaded to CPU or disk and would get no gradients; load it without offload"
+            )
+    named = list(model.named_parameters())
+    integral = [n for n, p in named if not p.is_floating_point()]
+    if integral:
+        raise UnsupportedModelError(
+            f"{integral[0]} has dtype {dict(named)[integral[0]].dtype}: quantised weights cannot be perturbed"
+        )
+    if not named:
+        raise ModelError("the model has no parameters")
+    for name, p in named:
+        if p.is_meta:
+            raise UnsupportedModelError(
+                f"{name} is on the meta device (offloaded or not loaded); load the whole model into memory first"
+            )
+        if not bool(torch.isfinite(p.detach()).all()):
+            bad = int((~torch.isfinite(p.detach())).sum())
+            raise ModelError(f"{name} has {bad} NaN or infinite entries out of {p.numel()}: such a model has no score")
+
+
+@contextmanager
+def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borrowed]:
+    """The model in eval mode with every parameter taking gradients, in one dtype that a perturbation survives.
+
+    Half-precision parameters become float32 meanwhile (a perturbation is smaller than their spacing); ``dtype``
+    float64 widens everything. On leaving, weights, buffers, gradients, ``requires_grad``, train/eval modes and random
+    states are as they were.
+
+    Raises:
+        UnsupportedModelError, ModelError: as :func:`check`.
+    """
+    check(model)
+    modes = [(m, m.training) for m in model.modules()]
+    flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    random_states = _random_states()
+    swapped: list[tuple[Tensor, Tensor]] = []
+    originals: dict[str, Tensor] = {}
+    held: Mapping[str, Leaf] = {}
+    stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
+    try:
+        target = dtype or _common_dtype(model)
+        _swap(model, target, swapped)
+        held = leaves(model)
+        for name, leaf in held.items():
+            originals[name] = leaf.tensor.clone()
+        model.eval()
+        for p, _, _ in flags:
+            p.grad = None
+            p.requires_grad_(True)
+        yield Borrowed(model, held, originals, target, stored)
+    finally:
+        with torch.no_grad():
+            for name, value in originals.items():
+                held[name].tensor.copy_(value)
+        for tensor, data in swapped:
+            tensor.data = data
+        for p, flag, grad in flags:
+            p.requires_grad_(flag)
+            p.grad = grad
+        for module, mode in modes:
+            module.training = mode
+        _set_random_states(random_states)
+
+
+def _common_dtype(model: nn.Module) -> torch.dtype:
+    return torch.float64 if all(p.dtype == torch.float64 for p in model.parameters()) else torch.float32
+
+
+def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Tensor]]) -> None:
+    """Gives every parameter and floating buffer of another dtype data in ``target``; shared storage stays shared."""
+    seen: dict[tuple[Any, ...], Tensor] = {}
+    half = False
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_floating_point() or tensor.dtype == target:
+            continue
+        # A model in half precision may keep float32 buffers (rotary tables) on purpose: those only widen to float64.
+        half = half or tensor.dtype in _HALF
+        key = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if key not in seen:
+            seen[key] = tensor.data.to(target)
+        swapped.append((tensor, tensor.data))
+        tensor.data = seen[key]
+    if half:
+        warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
+
+
+def _random_states() -> tuple[Tensor, list[Tensor]]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda
+
+
+def _set_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])

@@ -1,0 +1,269 @@
+"""The chart: a borrowed model's weights as a point of a space, with the way to its parameters and back.
+
+On construction the model is moved to the canonical representative (folds, then the canonical gauge of every pair);
+its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and gradients come out
+(:meth:`Chart.pull`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.geometry.gauge import Canonical, canonical
+from hf_geosharp.geometry.metrics import ENTRY_METRICS, PAIR_METRICS, EndPoint, Order
+from hf_geosharp.geometry.space import Part, Space
+from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.parameters import Leaf
+from hf_geosharp.symmetry.views import View, read, shape_of, write
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Which metric and geodesic a score uses.
+
+    ``metric`` inv or mix: on pairs, with the adaptive metric (straight lines) on everything else. ``metric``
+    adaptive or euclidean: on all parameters as they are stored.
+    """
+
+    metric: str = "inv"
+    geodesic: Order = "second"
+    damping: float = 0.0
+
+    @property
+    def paired(self) -> bool:
+        """Whether symmetries are used at all."""
+        return self.metric in PAIR_METRICS
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Pairs of one shape, stacked, and where each one's copies begin."""
+
+    pairs: tuple[Pair, ...]
+    starts: tuple[int, ...]
+
+    def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
+        """Gathers both factors of all pairs into ``outs`` (copies, d, rows)."""
+        for pair, start in zip(self.pairs, self.starts, strict=True):
+            for views, out in zip((pair.g, pair.h), outs, strict=True):
+                read(views, tensors, out[start : start + pair.copies])
+
+    def write(self, tensors: Mapping[str, Tensor], sources: Sequence[Tensor]) -> None:
+        """Scatters them back."""
+        for pair, start in zip(self.pairs, self.starts, strict=True):
+            for views, source in zip((pair.g, pair.h), sources, strict=True):
+                write(views, tensors, source[start : start + pair.copies])
+
+
+@dataclass(frozen=True)
+class _Loose:
+    """A leaf, or the entries of it that neither belong to a pair nor are fixed (``index``, flat)."""
+
+    leaf: Leaf
+    index: Tensor | None
+
+
+class Chart:
+    """A borrowed model in coordinates. Reads and writes the model; whoever borrowed it restores it."""
+
+    def __init__(
+        self,
+        borrowed: Borrowed,
+        symmetries: SymmetryMap,
+        geometry: Geometry,
+        *,
+        moved: bool = False,
+    ) -> None:
+        """``moved`` says that the model's weights are not the borrowed originals at present."""
+        self._borrowed, self.geometry = borrowed, geometry
+        self._tensors = {name: leaf.tensor for name, leaf in borrowed.leaves.items()}
+        self.reduced: list[str] = []
+        base = {} if moved else dict(borrowed.originals)
+        if not geometry.paired:
+            symmetries = SymmetryMap()
+        self.symmetries = symmetries
+        pairs = [symmetries.coordinates(p) for p in symmetries.pairs]
+        with torch.no_grad():
+            for name in self._fold(symmetries):
+                base.pop(name, None)
+            parts: list[Part] = []
+            self._batches: list[_Batch] = []
+            for batch in _batched(pairs):
+                parts.append(self._pair_part(batch))
+                self._batches.append(batch)
+            self._loose = self._loose_leaves(pairs, symmetries.fixed)
+            parts += [self._loose_part(item, base) for item in self._loose]
+            self._wide.clear()
+        device = next(iter(self._tensors.values())).device
+        self.space = Space(parts, borrowed.dtype, device)
+        self._ends: list[EndPoint] = []
+
+    # ------------------------------------------------------------------------------------------------ construction
+
+    def _fold(self, symmetries: SymmetryMap) -> list[str]:
+        """Moves the model to the representative of every fold, in float64; returns the parameters that changed."""
+        touched = list(dict.fromkeys(p for f in symmetries.folds for p in f.parameters))
+        weights = {n: self._tensors[n].to(torch.float64, copy=True) for n in touched}
+        for fold in symmetries.folds:
+            fold.canonicalise(weights)
+        # Pairs read these in float64, not yet rounded to the model's dtype.
+        self._wide = weights
+        for name, value in weights.items():
+            self._tensors[name].copy_(value)
+        return touched
+
+    def _pair_part(self, batch: _Batch) -> Part:
+        first = batch.pairs[0]
+        complex_ = first.group.complex
+        copies = sum(p.copies for p in batch.pairs)
+        shapes = [(copies, *shape_of(views)[1:]) for views in (first.g, first.h)]
+        wide = {
+            n: self._wide.get(n, self._tensors[n]) for p in batch.pairs for n in p.parameters
+        }
+        wide = {n: t.to(torch.float64) for n, t in wide.items()}
+        device = next(iter(wide.values())).device
+        dtype = torch.complex128 if complex_ else torch.float64
+        factors = [torch.empty(s, dtype=dtype, device=device) for s in shapes]
+        batch.read(wide, factors)
+        del wide
+        narrow = self._borrowed.dtype
+        cutoff = 1e-6 if narrow == torch.float32 else 1e-12
+        base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff)
+        del factors
+        self._report_rank(batch, base)
+        tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow
+        frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)
+        name = f"{first.kind}:{first.group.name}"
+        return Part(name, frame, tuple(shapes), complex_, self.geometry.geodesic)
+
+    def _report_rank(self, batch: _Batch, base: Canonical) -> None:
+        rank, d = base.rank.tolist(), base.s.shape[-1]
+        for pair, start in zip(batch.pairs, batch.starts, strict=True):
+            short = [i for i in range(pair.copies) if rank[start + i] < d]
+            if short:
+                which = ", ".join(f"{i} (rank {rank[start + i]})" for i in short[:8])
+                self.reduced.append(f"{pair.name}: {len(short)} of {pair.copies} below rank {d}: copies {which}")
+
+    def _loose_leaves(self, pairs: Sequence[Pair], fixed: Sequence[View]) -> list[_Loose]:
+        """What is left for the elementwise metric: every entry not in a pair and not fixed."""
+        covered: dict[str, Tensor] = {}
+        for view in (*(v for p in pairs for v in (*p.g, *p.h)), *fixed):
+            if view.parameter not in covered:
+                covered[view.parameter] = torch.zeros_like(self._tensors[view.parameter], dtype=torch.bool)
+            view.of(covered[view.parameter]).fill_(True)
+        loose = []
+        for name, leaf in self._borrowed.leaves.items():
+            if name not in covered:
+                loose.append(_Loose(leaf, None))
+            elif not bool(covered[name].all()):
+                loose.append(_Loose(leaf, (~covered[name]).reshape(-1).nonzero().squeeze(1)))
+        return loose
+
+    def _loose_part(self, item: _Loose, base: Mapping[str, Tensor]) -> Part:
+        name = item.leaf.name
+        theta = base[name] if name in base else item.leaf.tensor.clone()
+        theta = theta.reshape(1, -1)
+        if item.index is not None:
+            theta = theta[:, item.index]
+        metric = ENTRY_METRICS["adaptive" if self.geometry.paired else self.geometry.metric]
+        order: Order = "first" if self.geometry.paired else self.geometry.geodesic
+        return Part(name, metric.at(theta), (tuple(theta.shape),), False, order)
+
+    # ---------------------------------------------------------------------------------------------------- transport
+
+    @torch.no_grad()
+    def write(self, u: Tensor) -> None:
+        """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`."""
+        self._ends = []
+        for i, (part, piece) in enumerate(self.space.slices(u)):
+            end = part.frame.geodesic(part.split(piece), part.order)
+            if i < len(self._batches):
+                self._batches[i].write(self._tensors, [x.mT for x in end.point])
+            else:
+                self._put(self._loose[i - len(self._batches)], end.point[0])
+            end.point = ()
+            self._ends.append(end)
+
+    @torch.no_grad()
+    def pull(self) -> Tensor:
+        """The gradient with respect to u of the loss whose gradients the parameters hold: horizontal, flat.
+
+        Takes the parameters' gradients away as it goes.
+        """
+        g = torch.empty(self.space.size, dtype=self.space.dtype, device=self.space.device)
+        pieces = list(zip(self.space.slices(g), self._ends, strict=True))
+        count = len(self._batches)
+        paired = {n for b in self._batches for p in b.pairs for n in p.parameters}
+        for ((_, piece), end), item in zip(pieces[count:], self._loose, strict=True):
+            gradient = item.leaf.gradient().reshape(-1)
+            if item.index is not None:
+                gradient = gradient[item.index]
+            piece.copy_(end.pullback((gradient.unsqueeze(0),))[0].squeeze(0))
+            if item.leaf.name not in paired:
+                _forget(item.leaf)
+        gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
+        for ((part, piece), end), batch in zip(pieces[:count], self._batches, strict=True):
+            storage = part.storage(piece)
+            batch.read(gradients, storage)
+            covector = tuple(x.mT for x in storage)
+            for target, value in zip(part.split(piece), end.pullback(covector), strict=True):
+                target.copy_(value)
+        for leaf in self._borrowed.leaves.values():
+            _forget(leaf)
+        return g
+
+    def _put(self, item: _Loose, value: Tensor) -> None:
+        tensor = item.leaf.tensor
+        if item.index is None:
+            tensor.copy_(value.view(tensor.shape))
+        elif tensor.is_contiguous():
+            tensor.view(-1)[item.index] = value[0]
+        else:
+            flat = tensor.reshape(-1)
+            flat[item.index] = value[0]
+            tensor.copy_(flat.view(tensor.shape))
+
+    def share(self, u: Tensor) -> dict[str, float]:
+        """Pair site or parameter -> its share of ‖u‖²."""
+        total = self.space.dot(u, u) or 1.0
+        out: dict[str, float] = {}
+        for i, (part, piece) in enumerate(self.space.slices(u)):
+            if i >= len(self._batches):
+                out[part.name] = self.space.dot(piece, piece) / total
+                continue
+            for pair, start in zip(self._batches[i].pairs, self._batches[i].starts, strict=True):
+                own = [x[start : start + pair.copies] for x in part.storage(piece)]
+                out[pair.name] = sum(float((x.abs() ** 2).sum(dtype=torch.float64)) for x in own) / total
+        return out
+
+
+def _forget(leaf: Leaf) -> None:
+    for p, _ in leaf.members:
+        p.grad = None
+
+
+def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
+    """The representative with its tall frames in the working dtype and without what only :func:`act` needs."""
+    none = base.s.new_empty(0)
+    return Canonical(base.frame_g.to(tall), base.frame_h.to(tall), base.s, none, none)
+
+
+def _batched(pairs: Sequence[Pair]) -> list[_Batch]:
+    """Pairs of one kind, group and shape together."""
+    groups: dict[tuple[object, ...], list[Pair]] = {}
+    for pair in pairs:
+        key = (pair.kind, pair.group, shape_of(pair.g)[1:], shape_of(pair.h)[1:])
+        groups.setdefault(key, []).append(pair)
+    out = []
+    for members in groups.values():
+        starts = [0]
+        for pair in members:
+            starts.append(starts[-1] + pair.copies)
+        out.append(_Batch(tuple(members), tuple(starts[:-1])))
+    return out
