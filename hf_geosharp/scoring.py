@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
+from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.estimate import Progress, Settings, estimate
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.tasks.batches import batches_from
@@ -29,7 +30,7 @@ def score(
     data: Any,
     *,
     metric: str = "inv",
-    geodesic: str | None = None,
+    geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
     steps: int = 20,
@@ -80,7 +81,7 @@ def score(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
         average=average, baselines=tuple(baselines), damping=damping, micro_batch=micro_batch,
         reproducibility=reproducibility, verify=verify,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     if dtype not in (None, "float32", "float64"):
         raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")
     if labels not in ("data", "model"):
@@ -117,7 +118,7 @@ def score_pretrained(
     split: str | None = None,
     task: str = "auto",
     metric: str = "inv",
-    geodesic: str | None = None,
+    geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
     steps: int = 20,
@@ -149,7 +150,7 @@ def score_pretrained(
     settings = Settings(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
         average=average, baselines=tuple(baselines),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     demo, twin, place = None, False, model_id
     if model_id.startswith(demos.PREFIX):
         demo, twin = demos.base_name(model_id)

@@ -155,11 +155,11 @@ class PairMetric(Metric):
 
     def to_frame(self, point: Tensors, xi: Tensors) -> Tensors:
         """Into the canonical gauge."""
-        return act(*xi, canonical(*point).transform.to(xi[0].dtype))
+        return act(xi[0], xi[1], canonical(point[0], point[1]).transform.to(xi[0].dtype))
 
     def from_frame(self, point: Tensors, xi: Tensors) -> Tensors:
         """From the canonical gauge back to that of ``point``."""
-        return act(*xi, canonical(*point).inverse.to(xi[0].dtype))
+        return act(xi[0], xi[1], canonical(point[0], point[1]).inverse.to(xi[0].dtype))
 
     def covector_to_frame(self, point: Tensors, covector: Tensors) -> Tensors:
         """Gradients move with the inverse adjoint: (∇_G Aᴴ, ∇_H A⁻¹)."""
@@ -211,9 +211,7 @@ class Inv(PairMetric):
     def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """X_ij = (q_ij e_i - p_ij e_j) / (s_i e_i + s_j e_j); the paper's printed equation is another one."""
         weighted = s * e
-        return _divide(
-            q * e.unsqueeze(-1) - p * e.unsqueeze(-2), weighted.unsqueeze(-1) + weighted.unsqueeze(-2), s
-        )
+        return _divide(q * e.unsqueeze(-1) - p * e.unsqueeze(-2), weighted.unsqueeze(-1) + weighted.unsqueeze(-2), s)
 
     def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
         """G + ξ + ½ (ξ S⁻¹ (ξᴴG + Gᴴξ) - G S⁻¹ ξᴴξ)."""

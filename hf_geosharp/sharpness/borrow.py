@@ -121,7 +121,13 @@ def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Ten
             continue
         # A model in half precision may keep float32 buffers (rotary tables) on purpose: those only widen to float64.
         half = half or tensor.dtype in _HALF
-        key = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        key = (
+            tensor.device,
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
         if key not in seen:
             seen[key] = tensor.data.to(target)
         swapped.append((tensor, tensor.data))

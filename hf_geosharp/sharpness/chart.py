@@ -123,9 +123,7 @@ class Chart:
         complex_ = first.group.complex
         copies = sum(p.copies for p in batch.pairs)
         shapes = [(copies, *shape_of(views)[1:]) for views in (first.g, first.h)]
-        wide = {
-            n: self._wide.get(n, self._tensors[n]) for p in batch.pairs for n in p.parameters
-        }
+        wide = {n: self._wide.get(n, self._tensors[n]) for p in batch.pairs for n in p.parameters}
         wide = {n: t.to(torch.float64) for n, t in wide.items()}
         device = next(iter(wide.values())).device
         dtype = torch.complex128 if complex_ else torch.float64

@@ -136,7 +136,9 @@ class _Track:
     def say(self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0) -> None:
         if self.tell is not None:
             self.tell(
-                Progress(stage, batch, self.batches, step, self.steps, rho, value, min(self.done, self.total), self.total)
+                Progress(
+                    stage, batch, self.batches, step, self.steps, rho, value, min(self.done, self.total), self.total
+                )
             )
 
 
@@ -342,7 +344,9 @@ class _Scored:
                         start=start, base=base, generator=generator, report=report,
                     )  # fmt: skip
                 except ValueError as error:
-                    raise ModelError(f"batch {index}: {error} (NaN or overflow in the model's own forward pass)") from None
+                    raise ModelError(
+                        f"batch {index}: {error} (NaN or overflow in the model's own forward pass)"
+                    ) from None
                 start, base, u = climb.u, climb.base, climb.u
                 score = BatchScore(index, base, climb.rise, climb.steps, climb.converged)
                 if not climb.finite:
@@ -354,9 +358,7 @@ class _Scored:
                 # Where the worst perturbation lies is told of the batch that rose most.
                 runs.share = chart.share(u)
         runs.base.append(base if base is not None else math.nan)
-        runs.passes = Passes(
-            runs.passes.forwards + objective.forwards, runs.passes.backwards + objective.backwards
-        )
+        runs.passes = Passes(runs.passes.forwards + objective.forwards, runs.passes.backwards + objective.backwards)
 
     @staticmethod
     def _finite(value: float, index: int) -> float:
@@ -379,11 +381,12 @@ class _Scored:
                 noise = torch.randn(leaf.tensor.shape, generator=generator, dtype=self.borrowed.dtype)
                 leaf.tensor.copy_(self.borrowed.originals[name]).mul_(1 + nudge * noise.to(leaf.tensor.device))
         again = _Runs()
-        self._batch(Chart(self.borrowed, symmetries, settings.geometry, moved=True), index, settings, again, "reproducibility")
+        self._batch(
+            Chart(self.borrowed, symmetries, settings.geometry, moved=True), index, settings, again, "reproducibility"
+        )
         self.restore()
         how = (
-            f"batch {index} run again from weights moved by a relative {nudge:g}; "
-            f"values may differ by {AGREEMENT:.0%}"
+            f"batch {index} run again from weights moved by a relative {nudge:g}; values may differ by {AGREEMENT:.0%}"
         )
         out = {}
         for rho, (value,) in again.values.items():

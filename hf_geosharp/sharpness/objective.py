@@ -31,7 +31,7 @@ def own_loss(outputs: Any, batch: Batch) -> Tensor:
         raise ModelError(
             f"the model returned no loss{hint}: give labels, or pass loss=(outputs, batch) -> losses of the samples"
         )
-    return loss  # type: ignore[no-any-return]
+    return loss
 
 
 def samples(batch: Batch) -> int:
@@ -42,9 +42,7 @@ def samples(batch: Batch) -> int:
 def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
     """The samples start..stop of a batch."""
     n = samples(batch)
-    return {
-        k: v[start:stop] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()
-    }
+    return {k: v[start:stop] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()}
 
 
 class Objective:

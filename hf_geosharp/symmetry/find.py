@@ -43,9 +43,7 @@ class Site:
     out_bias: View | None
 
 
-def find_symmetries(
-    model: nn.Module, inputs: Mapping[str, Any] | None = None, *, preset: str = "full"
-) -> SymmetryMap:
+def find_symmetries(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, preset: str = "full") -> SymmetryMap:
     """The continuous symmetries of a model's attention, and the folds that go with them.
 
     Each group is the largest of the templates that holds on a randomised local twin of its module; nothing is
@@ -99,10 +97,12 @@ def find_symmetries(
 
 def _sites(model: nn.Module, names: Mapping[int, str]) -> Iterator[Site]:
     """Every module that some layout fits, outermost first; a projection belongs to one site."""
-    taken: set[str] = set()
+    taken: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
     for path, module in model.named_modules():
         for layout in shipped().layouts:
-            site = _match(path, module, layout, getattr(module, "config", None) or getattr(model, "config", None), names)
+            site = _match(
+                path, module, layout, getattr(module, "config", None) or getattr(model, "config", None), names
+            )
             if site is None:
                 continue
             used = {(v.parameter, tuple(v.select.items())) for v in site.weights.values()}
@@ -222,9 +222,7 @@ def _rotary(pairing: str) -> Any:
             split = view.split("h", axes, {"c": 2, "f": h // 2})
             return replace(split, copies=(*view.copies, "f"), dim=(), field="c")
 
-        return replace(
-            pair, group=Group(1, complex=True), g=tuple(map(turn, pair.g)), h=tuple(map(turn, pair.h))
-        )
+        return replace(pair, group=Group(1, complex=True), g=tuple(map(turn, pair.g)), h=tuple(map(turn, pair.h)))
 
     return template
 
@@ -234,9 +232,7 @@ def _bias_folds(site: Site) -> Iterator[Fold]:
     if "k" in site.biases:
         yield KeyBias(f"{_label(site.name)}key_bias", site.name, site.biases["k"], site.weights["k"])
     if "v" in site.biases and site.out_bias is not None:
-        yield ValueBias(
-            f"{_label(site.name)}value_bias", site.name, site.biases["v"], site.weights["o"], site.out_bias
-        )
+        yield ValueBias(f"{_label(site.name)}value_bias", site.name, site.biases["v"], site.weights["o"], site.out_bias)
 
 
 # ---------------------------------------------------------------------------------------------------- norm gains

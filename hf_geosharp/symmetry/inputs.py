@@ -30,7 +30,9 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
     batch: dict[str, Tensor] = {}
     if main == "pixel_values":
         height, width = _image_size(config)
-        batch["pixel_values"] = torch.randn(rows, getattr(config, "num_channels", 3), height, width, generator=generator)
+        batch["pixel_values"] = torch.randn(
+            rows, getattr(config, "num_channels", 3), height, width, generator=generator
+        )
     elif main == "input_ids" and _vocabulary(config):
         limit = getattr(config, "max_position_embeddings", None) or tokens + 2
         tokens = max(2, min(tokens, limit - 2))

@@ -87,7 +87,9 @@ class SymmetryMap:
         """The element that brings everything back (to rounding)."""
         return Element({s.name: s.inverse(element.moves[s.name]) for s in self.symmetries})
 
-    def move(self, weights: Weights, element: Element, *, only: Iterable[str] | None = None, back: bool = False) -> None:
+    def move(
+        self, weights: Weights, element: Element, *, only: Iterable[str] | None = None, back: bool = False
+    ) -> None:
         """Moves a mapping of weights along its orbit, in place; ``back`` undoes a move by the inverse element."""
         chosen = None if only is None else set(only)
         for symmetry in reversed(self.symmetries) if back else self.symmetries:

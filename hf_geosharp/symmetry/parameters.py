@@ -67,7 +67,8 @@ def _leaves_of(group: list[tuple[str, nn.Parameter]]) -> Iterable[Leaf]:
     """The leaves on one storage: parameters whose address ranges overlap belong together."""
     clusters: list[tuple[int, list[tuple[str, nn.Parameter]]]] = []
     for name, p in sorted(group, key=lambda item: item[1].storage_offset()):
-        start, end = p.storage_offset(), p.storage_offset() + _span(p)
+        start = int(p.storage_offset())
+        end = start + _span(p)
         if clusters and start < clusters[-1][0]:
             clusters[-1] = (max(end, clusters[-1][0]), [*clusters[-1][1], (name, p)])
         else:
@@ -82,9 +83,9 @@ def _leaves_of(group: list[tuple[str, nn.Parameter]]) -> Iterable[Leaf]:
             continue
         if len({p.dtype for _, p in members}) > 1:
             raise UnsupportedModelError(f"{[n for n, _ in members]} share memory in different dtypes")
-        start = min(p.storage_offset() for _, p in members)
+        start = min(int(p.storage_offset()) for _, p in members)
         flat = first.data.as_strided((end - start,), (1,), start)
-        yield Leaf(name, flat, tuple((p, p.storage_offset() - start) for _, p in members), False)
+        yield Leaf(name, flat, tuple((p, int(p.storage_offset()) - start) for _, p in members), False)
 
 
 def canonical_names(model: nn.Module) -> dict[int, str]:

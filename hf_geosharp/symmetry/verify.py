@@ -1,4 +1,4 @@
-"""Proof on the model itself: moved along its claimed orbits, its outputs must stay; broken on purpose, they must not."""
+"""Proof on the model itself: moved along its claimed orbits, its outputs stay; broken on purpose, they do not."""
 
 from __future__ import annotations
 

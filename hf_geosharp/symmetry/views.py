@@ -75,12 +75,12 @@ class View:
             if len(names) != 1:
                 tensor = tensor.unflatten(at, [self.sizes[a] for a in names]) if names else tensor.squeeze(at)
             at += len(names)
-        names = [a for group in self.axes for a in group]
+        order = [a for group in self.axes for a in group]
         for axis, index in self.select.items():
-            tensor = tensor.select(names.index(axis), index)
-            names.remove(axis)
+            tensor = tensor.select(order.index(axis), index)
+            order.remove(axis)
         wanted = [*self.copies, *self.dim, *self.rows, *([self.field] if self.field else [])]
-        return tensor.permute([names.index(a) for a in wanted])
+        return tensor.permute([order.index(a) for a in wanted])
 
     def shape(self) -> list[int]:
         """Sizes of the axes of :meth:`of`."""
@@ -121,10 +121,7 @@ def _block(view: View, factor: Tensor, row: int) -> Tensor:
     if view.field:
         block = torch.view_as_real(block)
     # Splitting dimensions is always possible without a copy, whatever the strides.
-    if view.rows:
-        block = block.unflatten(2, [view.sizes[a] for a in view.rows])
-    else:
-        block = block.squeeze(2)
+    block = block.unflatten(2, [view.sizes[a] for a in view.rows]) if view.rows else block.squeeze(2)
     block = block.unflatten(1, [view.sizes[a] for a in view.dim]) if view.dim else block.squeeze(1)
     return block.unflatten(0, [view.sizes[a] for a in view.copies]) if view.copies else block.squeeze(0)
 

@@ -117,10 +117,7 @@ def test_gradient_represents_the_differential(case: Case) -> None:
 def test_gradient_is_the_formula(case: Case) -> None:
     point, covector = case.tensors(0), case.tensors(1)
     expected = stacked(
-        [
-            oracle.gradient(case.metric, p, c)
-            for p, c in zip(singles(case, point), singles(case, covector), strict=True)
-        ]
+        [oracle.gradient(case.metric, p, c) for p, c in zip(singles(case, point), singles(case, covector), strict=True)]
     )
     assert distance(case.make().gradient(point, covector), expected) < 1e-10
 

@@ -1,0 +1,151 @@
+"""Cost of the geometry: passes a step, time on top of a forward and backward pass, and peak memory.
+
+    python benchmarks/geometry_cost.py [--threads 2] [--repeats 5] [--case base|tiny|all]
+
+Every figure is measured in this process, model pass and geometry in turn (A B A B ...); ratios are medians.
+Peak memory runs in a process of its own, on a sequence so short that activations do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+from transformers.utils import logging
+
+from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.symmetry.find import find_symmetries
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with random weights and the shape of its batch."""
+
+    title: str
+    config: BertConfig
+    rows: int
+    tokens: int
+
+
+CASES = {
+    "base": Case("BERT-base, 32 x 128 tokens", BertConfig(), 32, 128),
+    "tiny": Case(
+        "BERT 4 layers, hidden 128, 32 x 64 tokens",
+        BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=512),
+        32,
+        64,
+    ),
+}
+
+
+def build(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(case.config).eval()
+    batch = {
+        "input_ids": torch.randint(5, case.config.vocab_size, (case.rows, case.tokens)),
+        "attention_mask": torch.ones(case.rows, case.tokens, dtype=torch.long),
+        "labels": torch.randint(0, 2, (case.rows,)),
+    }
+    return model, batch
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def step_cost(case: Case, repeats: int) -> None:
+    """Seconds of one forward + backward pass, and of everything else that a step does."""
+    model, batch = build(case)
+    symmetries = find_symmetries(model)
+    print(f"\n{case.title}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
+    for metric in ("inv", "mix"):
+        for geodesic in ("second", "exact"):
+            with borrow(model) as borrowed:
+                chart = Chart(borrowed, symmetries, Geometry(metric, geodesic))
+                objective = Objective(model, batch)
+                u = chart.space.random(torch.Generator().manual_seed(0))
+                u.mul_(0.01 / chart.space.norm(u))
+                old = chart.space.zeros()
+                passes, geometry = [], []
+                chart.write(u)
+                for _ in range(repeats + 1):
+                    passes.append(timed(lambda: objective.evaluate(True)))  # noqa: B023
+
+                    def rest() -> None:
+                        g = chart.pull()  # noqa: B023
+                        g.mul_(1 / chart.space.norm(g))  # noqa: B023
+                        old.mul_(0.25).add_(u, alpha=0.5).add_(g, alpha=0.1)  # noqa: B023
+                        chart.space.dot(u, g)  # noqa: B023
+                        chart.space.norm(old)  # noqa: B023
+                        chart.write(u)  # noqa: B023
+
+                    geometry.append(timed(rest))
+                ratio = [g / p for g, p in zip(geometry[1:], passes[1:], strict=True)]
+                print(
+                    f"  {metric:4} {geodesic:7} forward+backward {statistics.median(passes[1:]):7.3f} s   "
+                    f"geometry {statistics.median(geometry[1:]):7.3f} s   "
+                    f"ratio {statistics.median(ratio):6.1%} ({min(ratio):.1%} to {max(ratio):.1%})"
+                )
+
+
+def passes_per_step(case: Case) -> None:
+    model, batch = build(case)
+    result = estimate(model, [batch], Settings(reproducibility=False))
+    print(f"\npasses of one batch, {result.steps} steps: {result.passes.forwards} forwards, {result.passes.backwards}"
+          " backwards")  # fmt: skip
+
+
+def peak_memory(case: Case) -> None:
+    """Peak resident memory of a score less that before the model was made, in units of the float32 parameters."""
+    code = f"from benchmarks.geometry_cost import measure_peak; measure_peak({case.title!r})"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    figures = json.loads(out.strip().splitlines()[-1])
+    print(f"\npeak memory of a score, {case.title.split(',')[0]}, 2 x 8 tokens: {figures['ratio']:.2f} times the float32 "
+          f"parameters ({figures['peak_mb']:.0f} MB for {figures['parameter_mb']:.0f} MB)")  # fmt: skip
+
+
+def measure_peak(title: str) -> None:
+    case = next(c for c in CASES.values() if c.title == title)
+    build(CASES["tiny"])[0](input_ids=torch.ones(1, 4, dtype=torch.long))  # load what a forward pass loads
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    model, _ = build(case)
+    batch = {"input_ids": torch.randint(5, 1000, (2, 8)), "labels": torch.tensor([0, 1])}
+    size = 4 * sum(p.numel() for p in model.parameters())
+    estimate(model, [batch], Settings(steps=6))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    print(json.dumps({"ratio": peak / size, "peak_mb": peak / 1e6, "parameter_mb": size / 1e6}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--case", choices=[*CASES, "all"], default="all")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {arguments.threads} threads")
+    passes_per_step(CASES["tiny"])
+    for name, case in CASES.items():
+        if arguments.case in (name, "all"):
+            step_cost(case, arguments.repeats)
+    if arguments.case in ("base", "all"):
+        peak_memory(CASES["base"])
+
+
+if __name__ == "__main__":
+    main()
