@@ -187,7 +187,8 @@ FAMILIES: tuple[Family, ...] = (
            rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True),
     Family("t5", _t5, "T5ForConditionalGeneration", seq2seq, 3 * LAYERS, 4, 6,
            rotary=False, key_bias=False, value_bias=False,
-           gains={"layer.0.layer_norm": 2 * LAYERS, "layer.1.layer_norm": 2 * LAYERS, "layer.2.layer_norm": LAYERS},
+           gains={"layer.0.layer_norm": 2 * LAYERS, "layer.1.layer_norm": 2 * LAYERS, "layer.2.layer_norm": LAYERS,
+                  "encoder.final_layer_norm": 1},
            casts=True),
 )  # fmt: skip
 

@@ -23,8 +23,8 @@ Pairwise = tuple[Tensor, Tensor]
 Acceleration = Callable[[Pairwise, Pairwise], Pairwise]
 """(coefficients, velocities) -> accelerations, each for both factors."""
 
-TOLERANCE = 1e-10
-"""Relative error at which the integration stops refining its step."""
+TOLERANCE = {torch.float32: 1e-7, torch.complex64: 1e-7, torch.float64: 1e-10, torch.complex128: 1e-10}
+"""Relative error at which the integration stops refining its step, by the dtype of the weights."""
 
 MAX_STEPS = 1024
 
@@ -155,9 +155,7 @@ def integrate(acceleration: Acceleration, c: Pairwise, v: Pairwise, steps: int) 
     return c
 
 
-def integrate_to_tolerance(
-    acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: float = TOLERANCE
-) -> Pairwise:
+def integrate_to_tolerance(acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: float) -> Pairwise:
     """End point at t = 1, with the number of steps doubled until two results agree within ``tolerance``.
 
     The comparison is the Runge-Kutta error estimate |x_2n - x_n| / 15 relative to the largest coefficient.

@@ -65,8 +65,8 @@ class Frame(ABC):
         """u without the directions that the point does not have."""
 
     @abstractmethod
-    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
-        """The end point γ(1) of the geodesic that starts here with velocity u."""
+    def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
+        """The end point γ(1) of the geodesic that starts here with velocity u, in ``out`` if given."""
 
     @property
     @abstractmethod
@@ -80,10 +80,11 @@ class EndPoint(ABC):
     point: Tensors
 
     @abstractmethod
-    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Coordinates of the gradient of u -> f(γ_u(1)), given the plain gradient of f at γ_u(1).
 
-        With ``horizontal`` its horizontal part, which for pairs costs nothing more.
+        With ``horizontal`` its horizontal part, which for pairs costs nothing more. In ``out`` if given, which must
+        not overlap ``covector``.
         """
 
 
@@ -186,17 +187,21 @@ class PairMetric(Metric):
     def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
         """The geodesic equation in coefficient space."""
 
-    def exact(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Pairwise:
         """Coefficients of the exact end point; integrated with its own error control unless a closed form is known."""
         c, v = geodesics.start(g.c.shape[-1], g.c)
-        return geodesics.integrate_to_tolerance(self.acceleration(g.full(), h.full(), shift), (c, c), (v, v))
+        acceleration = self.acceleration(g.full(), h.full(), shift)
+        return geodesics.integrate_to_tolerance(acceleration, (c, c), (v, v), tolerance)
 
-    def coefficients(self, g: Grams, h: Grams, shift: Tensor, order: Order) -> Pairwise:
-        """Coefficients [a; b] (copies, 2d, d) of the end points G a + ξ_G b and H a + ξ_H b."""
+    def coefficients(self, g: Grams, h: Grams, shift: Tensor, order: Order, tolerance: float) -> Pairwise:
+        """Coefficients [a; b] (copies, 2d, d) of the end points G a + ξ_G b and H a + ξ_H b.
+
+        ``tolerance`` is that of an integrated exact geodesic.
+        """
         if order == "first":
             c, v = geodesics.start(g.c.shape[-1], g.c)
             return c + v, c + v
-        return self.second(g, h, shift) if order == "second" else self.exact(g, h, shift)
+        return self.second(g, h, shift) if order == "second" else self.exact(g, h, shift, tolerance)
 
 
 class Inv(PairMetric):
@@ -221,10 +226,10 @@ class Inv(PairMetric):
         """Each factor on its own."""
         return geodesics.inv_acceleration(gram_g, gram_h, shift)
 
-    def exact(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
+    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Pairwise:
         """In closed form; integrated only when damped."""
         if bool((shift[g.s > 0] > 0).any()):
-            return super().exact(g, h, shift)
+            return super().exact(g, h, shift, tolerance)
         return geodesics.inv_exact(g), geodesics.inv_exact(h)
 
 
@@ -265,7 +270,8 @@ class PairFrame(Frame):
 
     def __init__(self, metric: PairMetric, base: Canonical, dtype: torch.dtype, damping: float = 0.0) -> None:
         self.metric = metric
-        self.q: Pairwise = (base.frame_g.to(dtype), base.frame_h.to(dtype))
+        # Kept as (copies, d, rows), like the coordinates of a Space: the tall products then run on whole rows.
+        self.q: Pairwise = (_row_major(base.frame_g, dtype), _row_major(base.frame_h, dtype))
         self.s = base.s
         self.kept = base.kept
         mean = base.s.sum(-1, keepdim=True) / base.rank.clamp(min=1).unsqueeze(-1)
@@ -320,9 +326,9 @@ class PairFrame(Frame):
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
-    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+    def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """G(1) and H(1) in the canonical gauge, of the given order."""
-        return PairEndPoint(self, cast(Pairwise, u), order)
+        return PairEndPoint(self, cast(Pairwise, u), order, out)
 
     def grams(self, k: Tensor, n: Tensor) -> Grams:
         """Gram matrices of [G, ξ] from those of [Q, u]: K = uᴴQ and W = uᴴu."""
@@ -337,22 +343,27 @@ class PairFrame(Frame):
 class PairEndPoint(EndPoint):
     """End point of a geodesic of pairs, Q α + u β; α and β depend on u through K = uᴴQ and W = uᴴu alone."""
 
-    def __init__(self, frame: PairFrame, u: Pairwise, order: Order) -> None:
+    def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
         self.frame, self.u = frame, u
         self._small = [frame._wide(m) for x, q in zip(u, frame.q, strict=True) for m in (x.mH @ q, x.mH @ x)]
         with torch.enable_grad():
             self._small = [m.detach().requires_grad_(order != "first") for m in self._small]
             k_g, w_g, k_h, w_h = self._small
-            ends = frame.metric.coefficients(frame.grams(k_g, w_g), frame.grams(k_h, w_h), frame.shift, order)
+            tolerance = geodesics.TOLERANCE[u[0].dtype]
+            grams = frame.grams(k_g, w_g), frame.grams(k_h, w_h)
+            ends = frame.metric.coefficients(*grams, frame.shift, order, tolerance)
             d = k_g.shape[-1]
             root, w = frame.root.to(k_g.dtype).unsqueeze(-1), frame.w.to(k_g.dtype).unsqueeze(-1)
             self._coefficients = [m for end in ends for m in (root * end[..., :d, :], w * end[..., d:, :])]
         dtype = u[0].dtype
         alpha_g, beta_g, alpha_h, beta_h = (m.detach().to(dtype) for m in self._coefficients)
         self._beta = (beta_g, beta_h)
-        self.point = (_combine(frame.q[0], alpha_g, u[0], beta_g), _combine(frame.q[1], alpha_h, u[1], beta_h))
+        self.point = tuple(
+            _combine(q, a, x, b, target)
+            for q, a, x, b, target in zip(frame.q, (alpha_g, alpha_h), u, self._beta, out or (None, None), strict=True)
+        )
 
-    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor; K̄, W̄ come from a graph of d x d matrices."""
         frame, u = self.frame, self.u
         dtype = u[0].dtype
@@ -376,15 +387,25 @@ class PairEndPoint(EndPoint):
             ]
             z = frame._correction(inner[0], inner[1])
             along_q = [a + b for a, b in zip(along_q, z, strict=True)]
-        return tuple(
-            torch.baddbmm(_combine(q, a.to(dtype), x, b.to(dtype)), gamma, beta.mH)
-            for q, a, x, b, gamma, beta in zip(frame.q, along_q, u, along_u, covector, self._beta, strict=True)
-        )
+        pulled = []
+        for q, a, x, b, gamma, beta, target in zip(
+            frame.q, along_q, u, along_u, covector, self._beta, out or (None, None), strict=True
+        ):
+            result = _combine(q, a.to(dtype), x, b.to(dtype), target)
+            result.mT.baddbmm_(beta.conj(), gamma.mT)
+            pulled.append(result)
+        return tuple(pulled)
 
 
-def _combine(q: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
-    """Q a + u b."""
-    return torch.baddbmm(q @ a, u, b)
+def _row_major(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same matrices (copies, rows, d) in ``dtype``, lying in memory as (copies, d, rows)."""
+    return x.mT.to(dtype, memory_format=torch.contiguous_format).contiguous().mT
+
+
+def _combine(q: Tensor, a: Tensor, u: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Q a + u b (copies, rows, d), computed and stored transposed."""
+    result = torch.bmm(a.mT, q.mT, out=None if out is None else out.mT)
+    return result.baddbmm_(b.mT, u.mT).mT
 
 
 # -------------------------------------------------------------------------------------------------------- entries
@@ -392,14 +413,14 @@ def _combine(q: Tensor, a: Tensor, u: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A map u -> factor(u) applied to θ entry by entry, and its derivative."""
+    """How θ moves with its coordinate: θ value(u), with derivative θ derivative(u); None stands for 1."""
 
     value: Callable[[Tensor], Tensor]
-    derivative: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor] | None
 
 
 _ADAPTIVE_CURVES: dict[Order, _Curve] = {
-    "first": _Curve(lambda u: 1 + u, torch.ones_like),
+    "first": _Curve(lambda u: 1 + u, None),
     "second": _Curve(lambda u: 1 + u + u * u / 2, lambda u: 1 + u),
     "exact": _Curve(torch.exp, torch.exp),
 }
@@ -415,11 +436,22 @@ class Adaptive(Metric):
         return AdaptiveFrame(point[0])
 
 
-class AdaptiveFrame(Frame):
-    """ξ = θ u; geodesics are θ (1 + u), θ (1 + u + u²/2) and θ e^u."""
+class EntryFrame(Frame):
+    """The frame of a metric on loose parameters: everything is horizontal.
 
-    def __init__(self, theta: Tensor) -> None:
-        self.theta = theta
+    The base point is ``scale`` θ, so that a tensor can serve as the base point of slightly different ones.
+    """
+
+    def __init__(self, theta: Tensor, scale: float = 1.0) -> None:
+        self.theta, self.scale = theta, scale
+
+    def horizontal(self, u: Tensors) -> Tensors:
+        """All of u."""
+        return u
+
+
+class AdaptiveFrame(EntryFrame):
+    """ξ = θ u; geodesics are θ (1 + u), θ (1 + u + u²/2) and θ e^u."""
 
     @property
     def dimension(self) -> int:
@@ -428,37 +460,40 @@ class AdaptiveFrame(Frame):
 
     def vector(self, u: Tensors) -> Tensors:
         """ξ = θ u."""
-        return (self.theta * u[0],)
+        return (self.scale * self.theta * u[0],)
 
     def coordinates(self, xi: Tensors) -> Tensors:
         """u = ξ / θ, zero where θ is."""
         there = self.theta != 0
-        return (torch.where(there, xi[0] / torch.where(there, self.theta, 1.0), 0.0),)
+        return (torch.where(there, xi[0] / torch.where(there, self.scale * self.theta, 1.0), 0.0),)
 
     def gradient(self, covector: Tensors) -> Tensors:
         """∂f/∂u = θ ∇."""
-        return (self.theta * covector[0],)
-
-    def horizontal(self, u: Tensors) -> Tensors:
-        """Everything is horizontal."""
-        return u
+        return self.vector(covector)
 
     def clip(self, u: Tensors) -> Tensors:
         """Zero where θ is."""
         return (u[0] * (self.theta != 0),)
 
-    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+    def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """θ times the factor of the order."""
-        return _AdaptiveEnd(self.theta, u[0], _ADAPTIVE_CURVES[order])
+        return _AdaptiveEnd(self, u[0], order, None if out is None else out[0])
 
 
 class _AdaptiveEnd(EndPoint):
-    def __init__(self, theta: Tensor, u: Tensor, curve: _Curve) -> None:
-        self._theta, self._u, self._curve = theta, u, curve
-        self.point = (theta * curve.value(u),)
+    def __init__(self, frame: AdaptiveFrame, u: Tensor, order: Order, out: Tensor | None) -> None:
+        self._frame, self._u, self._curve = frame, u, _ADAPTIVE_CURVES[order]
+        if order == "first":
+            point = torch.addcmul(frame.theta, frame.theta, u, out=out)
+        else:
+            point = torch.mul(frame.theta, self._curve.value(u), out=out)
+        self.point = (point if frame.scale == 1.0 else point.mul_(frame.scale),)
 
-    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
-        return (covector[0] * self._theta * self._curve.derivative(self._u),)
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
+        pulled = torch.mul(covector[0], self._frame.theta, out=None if out is None else out[0])
+        if self._curve.derivative is not None:
+            pulled.mul_(self._curve.derivative(self._u))
+        return (pulled if self._frame.scale == 1.0 else pulled.mul_(self._frame.scale),)
 
 
 class Euclidean(Metric):
@@ -471,11 +506,8 @@ class Euclidean(Metric):
         return EuclideanFrame(point[0])
 
 
-class EuclideanFrame(Frame):
+class EuclideanFrame(EntryFrame):
     """Coordinates are the tangent vectors themselves."""
-
-    def __init__(self, theta: Tensor) -> None:
-        self.theta = theta
 
     @property
     def dimension(self) -> int:
@@ -494,27 +526,24 @@ class EuclideanFrame(Frame):
         """The plain gradient."""
         return covector
 
-    def horizontal(self, u: Tensors) -> Tensors:
-        """Everything is horizontal."""
-        return u
-
     def clip(self, u: Tensors) -> Tensors:
         """Nothing is missing."""
         return u
 
-    def geodesic(self, u: Tensors, order: Order) -> EndPoint:
+    def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """θ + u."""
-        return _EuclideanEnd(self.theta + u[0])
+        return _EuclideanEnd(torch.add(u[0], self.theta, alpha=self.scale, out=None if out is None else out[0]))
 
 
 class _EuclideanEnd(EndPoint):
-    def __init__(self, theta: Tensor) -> None:
-        self.point = (theta,)
+    def __init__(self, point: Tensor) -> None:
+        self.point = (point,)
 
-    def pullback(self, covector: Tensors, *, horizontal: bool = True) -> Tensors:
-        return covector
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
+        return covector if out is None else (out[0].copy_(covector[0]),)
 
 
 PAIR_METRICS: dict[str, PairMetric] = {m.name: m for m in (Inv(), Mix())}
 ENTRY_METRICS: dict[str, Metric] = {m.name: m for m in (Adaptive(), Euclidean())}
+ENTRY_FRAMES: dict[str, type[EntryFrame]] = {"adaptive": AdaptiveFrame, "euclidean": EuclideanFrame}
 METRICS: dict[str, Metric] = {**PAIR_METRICS, **ENTRY_METRICS}

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hf_geosharp.geometry.metrics import Frame, Order, Tensors
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+"""Entries worked on at a time: what several vectors have of them fits a cache."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,26 @@ class Space:
         for part, start, end in zip(self.parts, self.offsets, self.offsets[1:], strict=False):
             yield part, u[start:end]
 
+    def dots(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
+        """⟨u, v⟩ of each pair of tangent vectors, summed in double precision over chunks."""
+        totals = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
+        for start in range(0, pairs[0][0].numel(), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            totals += torch.stack([torch.dot(u[chunk], v[chunk]) for u, v in pairs])
+        return [float(x) for x in totals]
+
     def dot(self, u: Tensor, v: Tensor) -> float:
-        """⟨u, v⟩, summed in double precision over chunks of a million."""
-        chunks = zip(u.split(_CHUNK), v.split(_CHUNK), strict=True)
-        return math.fsum(float(torch.dot(a, b)) for a, b in chunks)
+        """⟨u, v⟩."""
+        return self.dots((u, v))[0]
+
+    def combine_(self, out: Tensor, a: float, *terms: tuple[Tensor, float]) -> Tensor:
+        """out <- a out + Σ coefficient · vector, in place and chunk by chunk."""
+        for start in range(0, out.numel(), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            piece = out[chunk].mul_(a)
+            for vector, coefficient in terms:
+                piece.add_(vector[chunk], alpha=coefficient)
+        return out
 
     def norm(self, u: Tensor) -> float:
         """‖u‖."""

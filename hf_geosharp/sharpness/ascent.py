@@ -99,10 +99,9 @@ def auto_pgd(
     eta_at_mark, best_at_mark = eta, best_loss
     finite, momentum = True, False
     for k in range(1, steps + 1):
-        direction = _direction(space, g, generator)
-        x, old = _step(space, x, old, direction, eta, rho, MOMENTUM if momentum else 1.0), x
+        x, old = _step(space, x, old, _direction(space, g, generator), eta, rho, MOMENTUM if momentum else 1.0), x
         momentum = True
-        del direction, g
+        del g
         new_loss, g = evaluate(x, k < steps)
         good = math.isfinite(new_loss)
         finite = finite and good
@@ -133,28 +132,28 @@ def auto_pgd(
 
 
 def _direction(space: Space, g: Tensor, generator: torch.Generator | None) -> Tensor:
-    """g / ‖g‖, or a random horizontal direction where there is no gradient to follow."""
-    size = space.norm(g)
-    if size > 0 and math.isfinite(size):
-        return g / size
-    g = space.random(generator or torch.Generator().manual_seed(0))
-    return g.div_(space.norm(g) or 1.0)
+    """g, or a random horizontal vector where there is no gradient to follow."""
+    if bool(g.any()) and bool(torch.isfinite(g).all()):
+        return g
+    return space.random(generator or torch.Generator().manual_seed(0))
 
 
-def _step(space: Space, x: Tensor, old: Tensor, d: Tensor, eta: float, rho: float, alpha: float) -> Tensor:
-    """P(x + α (z - x) + (1 - α)(x - old)) with z = P(x + η d); the result takes the place of ``old``.
+def _step(space: Space, x: Tensor, old: Tensor, g: Tensor, eta: float, rho: float, alpha: float) -> Tensor:
+    """P(x + α (z - x) + (1 - α)(x - old)) with z = P(x + η g/‖g‖); the result takes the place of ``old``.
 
-    P is the radial projection on the ball. Nothing else of the size of x is made.
+    P is the radial projection on the ball. The inner products decide all coefficients beforehand, so that the vectors
+    are read once more and nothing else of their size is made.
     """
-    length = math.sqrt(max(0.0, space.dot(x, x) + 2 * eta * space.dot(x, d) + eta**2 * space.dot(d, d)))
+    gg, xg, og, xx, ox, oo = space.dots((g, g), (x, g), (old, g), (x, x), (old, x), (old, old))
+    unit = eta / math.sqrt(gg) if gg > 0 else 0.0
+    length = math.sqrt(max(0.0, xx + 2 * unit * xg + unit**2 * gg))
     shrink = min(1.0, rho / length) if length > 0 else 1.0
-    out = old.mul_(alpha - 1.0)
-    out.add_(x, alpha=2 - 2 * alpha + alpha * shrink).add_(d, alpha=alpha * shrink * eta)
-    size = space.norm(out)
-    if size > rho:
-        # A hair inside, so that rounding does not leave the ball.
-        out.mul_(rho / size * (1 - torch.finfo(out.dtype).eps))
-    return out
+    a, b, c = alpha - 1.0, 2 - 2 * alpha + alpha * shrink, alpha * shrink * unit
+    square = a * a * oo + b * b * xx + c * c * gg + 2 * (a * b * ox + a * c * og + b * c * xg)
+    # A hair inside, so that rounding does not leave the ball.
+    inside = rho * (1 - 16 * torch.finfo(x.dtype).eps)
+    scale = min(1.0, inside / math.sqrt(square)) if square > 0 else 1.0
+    return space.combine_(old, scale * a, (x, scale * b), (g, scale * c))
 
 
 def average(

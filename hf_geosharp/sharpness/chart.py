@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
-from hf_geosharp.geometry.metrics import ENTRY_METRICS, PAIR_METRICS, EndPoint, Order
+from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, Order
 from hf_geosharp.geometry.space import Part, Space
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -78,18 +78,27 @@ class Chart:
         symmetries: SymmetryMap,
         geometry: Geometry,
         *,
-        moved: bool = False,
+        nudge: float = 0.0,
+        seed: int = 0,
     ) -> None:
-        """``moved`` says that the model's weights are not the borrowed originals at present."""
+        """The model has to hold the borrowed originals.
+
+        ``nudge`` moves all weights by that much, relative and at random (from ``seed``), before anything else: what
+        symmetries touch entry by entry, every other parameter as a whole, which takes no memory.
+        """
         self._borrowed, self.geometry = borrowed, geometry
         self._tensors = {name: leaf.tensor for name, leaf in borrowed.leaves.items()}
         self.reduced: list[str] = []
-        base = {} if moved else dict(borrowed.originals)
         if not geometry.paired:
             symmetries = SymmetryMap()
         self.symmetries = symmetries
+        self._nudge, self._generator = nudge, torch.Generator().manual_seed(seed)
+        base = dict(borrowed.originals)
         pairs = [symmetries.coordinates(p) for p in symmetries.pairs]
         with torch.no_grad():
+            for name in symmetries.parameters if nudge else ():
+                self._tensors[name].mul_(1 + nudge * self._noise(self._tensors[name]))
+                base.pop(name, None)
             for name in self._fold(symmetries):
                 base.pop(name, None)
             parts: list[Part] = []
@@ -105,6 +114,11 @@ class Chart:
         self._ends: list[EndPoint] = []
 
     # ------------------------------------------------------------------------------------------------ construction
+
+    def _noise(self, like: Tensor) -> Tensor:
+        """Standard normal noise of the shape and kind of ``like``, drawn on the CPU."""
+        noise = torch.randn(like.shape, generator=self._generator, dtype=torch.float64)
+        return noise.to(like.device, like.dtype)
 
     def _fold(self, symmetries: SymmetryMap) -> list[str]:
         """Moves the model to the representative of every fold, in float64; returns the parameters that changed."""
@@ -169,9 +183,12 @@ class Chart:
         theta = theta.reshape(1, -1)
         if item.index is not None:
             theta = theta[:, item.index]
-        metric = ENTRY_METRICS["adaptive" if self.geometry.paired else self.geometry.metric]
+        scale = 1.0
+        if self._nudge and name in base:
+            scale += self._nudge * float(torch.randn((), generator=self._generator))
+        frame = ENTRY_FRAMES["adaptive" if self.geometry.paired else self.geometry.metric](theta, scale)
         order: Order = "first" if self.geometry.paired else self.geometry.geodesic
-        return Part(name, metric.at(theta), (tuple(theta.shape),), False, order)
+        return Part(name, frame, (tuple(theta.shape),), False, order)
 
     # ---------------------------------------------------------------------------------------------------- transport
 
@@ -180,11 +197,15 @@ class Chart:
         """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`."""
         self._ends = []
         for i, (part, piece) in enumerate(self.space.slices(u)):
-            end = part.frame.geodesic(part.split(piece), part.order)
             if i < len(self._batches):
+                end = part.frame.geodesic(part.split(piece), part.order)
                 self._batches[i].write(self._tensors, [x.mT for x in end.point])
             else:
-                self._put(self._loose[i - len(self._batches)], end.point[0])
+                item = self._loose[i - len(self._batches)]
+                target = _row(item.leaf.tensor) if item.index is None else None
+                end = part.frame.geodesic(part.split(piece), part.order, None if target is None else (target,))
+                if target is None:
+                    self._put(item, end.point[0])
             end.point = ()
             self._ends.append(end)
 
@@ -202,16 +223,14 @@ class Chart:
             gradient = item.leaf.gradient().reshape(-1)
             if item.index is not None:
                 gradient = gradient[item.index]
-            piece.copy_(end.pullback((gradient.unsqueeze(0),))[0].squeeze(0))
+            end.pullback((gradient.unsqueeze(0),), out=(piece.unsqueeze(0),))
             if item.leaf.name not in paired:
                 _forget(item.leaf)
         gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
         for ((part, piece), end), batch in zip(pieces[:count], self._batches, strict=True):
-            storage = part.storage(piece)
-            batch.read(gradients, storage)
-            covector = tuple(x.mT for x in storage)
-            for target, value in zip(part.split(piece), end.pullback(covector), strict=True):
-                target.copy_(value)
+            covector = [torch.empty_like(x) for x in part.storage(piece)]
+            batch.read(gradients, covector)
+            end.pullback(tuple(x.mT for x in covector), out=part.split(piece))
         for leaf in self._borrowed.leaves.values():
             _forget(leaf)
         return g
@@ -239,6 +258,11 @@ class Chart:
                 own = [x[start : start + pair.copies] for x in part.storage(piece)]
                 out[pair.name] = sum(float((x.abs() ** 2).sum(dtype=torch.float64)) for x in own) / total
         return out
+
+
+def _row(tensor: Tensor) -> Tensor | None:
+    """A parameter as (1, n) on its own storage, or None where that takes a copy."""
+    return tensor.view(1, -1) if tensor.is_contiguous() else None
 
 
 def _forget(leaf: Leaf) -> None:

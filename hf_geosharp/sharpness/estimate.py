@@ -375,14 +375,14 @@ class _Scored:
         values = runs.values[settings.radii[0]]
         index = max(range(len(values)), key=values.__getitem__)
         nudge = NUDGE[self.borrowed.dtype]
-        generator = torch.Generator().manual_seed(settings.seed + 1)
-        with torch.no_grad():
-            for name, leaf in self.borrowed.leaves.items():
-                noise = torch.randn(leaf.tensor.shape, generator=generator, dtype=self.borrowed.dtype)
-                leaf.tensor.copy_(self.borrowed.originals[name]).mul_(1 + nudge * noise.to(leaf.tensor.device))
+        self.restore()
         again = _Runs()
         self._batch(
-            Chart(self.borrowed, symmetries, settings.geometry, moved=True), index, settings, again, "reproducibility"
+            Chart(self.borrowed, symmetries, settings.geometry, nudge=nudge, seed=settings.seed + 1),
+            index,
+            settings,
+            again,
+            "reproducibility",
         )
         self.restore()
         how = (

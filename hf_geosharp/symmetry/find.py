@@ -60,7 +60,7 @@ def find_symmetries(model: nn.Module, inputs: Mapping[str, Any] | None = None, *
     folding = PRESETS[preset]
     names = canonical_names(model)
     sites = list(_sites(model, names))
-    if not sites and not folding:
+    if not sites:
         return SymmetryMap()
     inputs = synthetic(model) if inputs is None else inputs
     training = {m: m.training for m in model.modules()}
@@ -85,7 +85,7 @@ def find_symmetries(model: nn.Module, inputs: Mapping[str, Any] | None = None, *
                 for kind in ("qk", "vo")
                 if kind not in {p.kind for p in site_pairs}
             ]
-        gains = _gains(model, names, inputs) if "norm_gain" in folding and sites else ()
+        gains = _gains(model, names, inputs) if "norm_gain" in folding else ()
     finally:
         for module, mode in training.items():
             module.training = mode

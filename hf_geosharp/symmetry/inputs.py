@@ -68,12 +68,17 @@ def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
     return model(**inputs)
 
 
+_INSIDE = ("hidden_states", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states")
+"""Outputs of a model with a head that only report what went on inside it: a symmetry may move them."""
+
+
 def output_tensors(outputs: Any) -> list[Tensor]:
-    """All floating-point tensors of a model's output, in order."""
+    """All floating-point tensors of a model's output, in order; next to logits no hidden states."""
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() else []
     if isinstance(outputs, Mapping):
-        return [t for v in outputs.values() for t in output_tensors(v)]
+        left_out = _INSIDE if "logits" in outputs else ()
+        return [t for k, v in outputs.items() if k not in left_out for t in output_tensors(v)]
     if isinstance(outputs, (list, tuple)):
         return [t for v in outputs for t in output_tensors(v)]
     return []

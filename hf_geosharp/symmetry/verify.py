@@ -80,7 +80,11 @@ class _Trial:
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
         self.training = {m: m.training for m in model.modules()}
         model.eval()
-        self.base = self.outputs()
+        try:
+            self.base = self.outputs()
+        except BaseException:
+            self.restore()
+            raise
 
     def outputs(self) -> list[Tensor]:
         with torch.no_grad():

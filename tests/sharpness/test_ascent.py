@@ -82,7 +82,9 @@ def test_climb_of_a_linear_function_ends_where_its_gradient_meets_the_sphere(dty
     climb = auto_pgd(plain_space(20, 30, dtype=dtype), Counted(lambda u: g @ u), rho, 5)
     # The climb stays one rounding inside the sphere, and the sum of 50 products rounds as well.
     assert climb.rise == pytest.approx(rho * float(g.double().norm()), rel=20 * torch.finfo(dtype).eps)
-    assert torch.allclose(climb.u.double(), rho * g.double() / g.double().norm(), rtol=1e-5 if dtype.itemsize == 4 else 1e-13)
+    assert torch.allclose(
+        climb.u.double(), rho * g.double() / g.double().norm(), rtol=1e-5 if dtype.itemsize == 4 else 1e-13
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -211,9 +213,7 @@ def test_climb_reports_every_step_with_the_best_rise_so_far() -> None:
 def test_average_draws_are_antithetic_pairs_of_the_mean_square_length_rho() -> None:
     evaluate = Counted(lambda u: u.sum())
     rho, draws = 0.7, 4000
-    mean, last = average(
-        plain_space(3, 7), evaluate, rho, draws, torch.Generator().manual_seed(0), base=0.0
-    )
+    mean, last = average(plain_space(3, 7), evaluate, rho, draws, torch.Generator().manual_seed(0), base=0.0)
     points = torch.stack(evaluate.points)
     assert evaluate.wanted == [False] * draws
     assert torch.equal(points[1::2], -points[::2])

@@ -135,12 +135,17 @@ class BruteForce:
         return best
 
 
-RADII = {"inv": (0.1, 0.5), "mix": (0.1, 0.5)}
-CASES = [(m, r, o) for m in RADII for r in RADII[m] for o in ("second", "exact")]
+FAST = [("inv", 0.1, "second", 0), ("inv", 0.5, "second", 0), ("mix", 0.5, "second", 0)]
+SLOW = [
+    *(("inv", rho, order, seed) for rho in (0.1, 0.5) for order in ("second", "exact") for seed in (1, 2)),
+    *(("mix", rho, "second", 1) for rho in (0.1, 0.5)),
+    *(("mix", rho, "exact", 0) for rho in (0.1, 0.5)),
+]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("metric", "rho", "order"), CASES)
+@pytest.mark.parametrize(
+    ("metric", "rho", "order", "seed"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+)
 def test_ascent_reaches_99_per_cent_of_the_brute_force_maximum(
     metric: str, rho: float, order: Order, seed: int
 ) -> None:
@@ -149,5 +154,134 @@ def test_ascent_reaches_99_per_cent_of_the_brute_force_maximum(
     brute = BruteForce(model, attention_map(), batch, metric, order).maximum(rho, starts=3)
     found = climb(model, attention_map(), Geometry(metric, order), batch, rho)
     assert brute > 1e-3
-    # 1e-6: what the optimiser leaves, and the integration of mix in four steps.
-    assert 0.99 * brute <= found.rise <= brute * (1 + 1e-6)
+    # The optimiser stops within 1e-6 of its maximum; four Runge-Kutta steps leave 1e-5.
+    rounding = 1e-5 if (metric, order) == ("mix", "exact") else 1e-6
+    assert 0.99 * brute <= found.rise <= brute * (1 + rounding)
+
+
+# --------------------------------------------------------------------------------------------------- closed forms
+
+
+class Scalars(nn.Module):
+    """y = G H x for numbers G and H, squared loss against a target."""
+
+    def __init__(self, g: float, h: float) -> None:
+        super().__init__()
+        self.g = nn.Parameter(torch.tensor([g], dtype=torch.float64))
+        self.h = nn.Parameter(torch.tensor([h], dtype=torch.float64))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.g * self.h * x - labels).square().mean()}
+
+
+@pytest.mark.parametrize(("g", "h"), [(1.3, 0.4), (-0.02, 26.0)])
+@pytest.mark.parametrize("target", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("rho", [0.1, 0.5, 1.0])
+def test_inv_sharpness_of_a_product_of_two_numbers_is_the_closed_form(
+    g: float, h: float, target: float, rho: float
+) -> None:
+    x = 0.7
+    y0 = g * h * x
+
+    def closed(b: float) -> float:
+        return y0**2 * math.expm1(4 * b) - 2 * target * y0 * math.expm1(2 * b)
+
+    # The direction (G b, H b) has the length sqrt(2) |b|.
+    most = rho / math.sqrt(2)
+    inner = minimize_scalar(lambda b: -closed(b), bounds=(-most, most), method="bounded")
+    exact = max(closed(-most), closed(most), -inner.fun)
+    batch = {"x": torch.tensor([x], dtype=torch.float64), "labels": torch.tensor([target], dtype=torch.float64)}
+    found = climb(Scalars(g, h), columns_map("g", "h"), Geometry("inv", "exact"), batch, rho, steps=60)
+    assert found.rise == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_exact_geodesics_of_a_diagonal_net_are_the_closed_forms(metric: str) -> None:
+    u = torch.tensor([1.0, -0.3, 2.0, 1e-3], dtype=torch.float64)
+    v = torch.tensor([0.5, 0.7, -1.5, 40.0], dtype=torch.float64)
+    b = torch.tensor([0.3, -0.2, 0.05, 0.4], dtype=torch.float64)
+    for t in (0.25, 1.0):
+        factor = (b * t).exp() if metric == "inv" else (1 + 2 * b * t).sqrt()
+        point = (u[:, None, None], v[:, None, None])
+        velocity = ((u * b * t)[:, None, None], (v * b * t)[:, None, None])
+        end = PAIR_METRICS[metric].geodesic(point, velocity, "exact")
+        # mix is integrated, with an error control of its own.
+        tolerance = 1e-13 if metric == "inv" else 1e-9
+        torch.testing.assert_close(end[0].flatten(), u * factor, rtol=tolerance, atol=0)
+        torch.testing.assert_close(end[1].flatten(), v * factor, rtol=tolerance, atol=0)
+
+
+class Diagonal(nn.Module):
+    """y = Σ u_i v_i x_i, squared loss."""
+
+    def __init__(self, u: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(u.clone()), nn.Parameter(v.clone())
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (x @ (self.u * self.v) - labels).square().mean()}
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_score_of_a_diagonal_net_is_the_maximum_over_its_closed_form_geodesics(metric: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    u, v, x = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3,), (3,), (5, 3)))
+    labels = x @ torch.tensor([0.4, -0.2, 0.9], dtype=torch.float64)
+    rho, beta = 0.3, u * v
+
+    def moved(z: np.ndarray) -> Tensor:
+        """u v at the end of the horizontal geodesic with orthonormal coordinates z."""
+        z = torch.from_numpy(z)
+        # inv: the velocities (u b, v b) have the length √2 |b|; mix: √2 |u v b|.
+        if metric == "inv":
+            return beta * (2 * z / math.sqrt(2)).exp()
+        return beta + 2 * z / math.sqrt(2) * beta.sign()
+
+    def loss(b: Tensor) -> float:
+        return float((x @ b - labels).square().mean())
+
+    rng = np.random.default_rng(0)
+    ball = {"type": "ineq", "fun": lambda z: rho**2 - z @ z}
+    exact = 0.0
+    for _ in range(8):
+        start = rng.normal(size=3)
+        start *= rho / np.linalg.norm(start)
+        z = minimize(lambda z: -loss(moved(z)), start, method="SLSQP", constraints=[ball], options={"ftol": 1e-14}).x
+        exact = max(exact, loss(moved(z * min(1.0, rho / np.linalg.norm(z)))) - loss(beta))
+    found = climb(
+        Diagonal(u, v), columns_map("u", "v", 3), Geometry(metric, "exact"), {"x": x, "labels": labels}, rho, steps=100
+    )
+    assert found.rise == pytest.approx(exact, rel=1e-7)  # the optimiser differentiates numerically
+
+
+# ----------------------------------------------------------------------------------------------------- projection
+
+
+@pytest.mark.parametrize(("metric", "rho"), [("inv", 0.1), ("inv", 0.5), ("mix", 0.3)])
+def test_with_exact_geodesics_projection_does_not_change_the_worst_case(metric: str, rho: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    g, h, target = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((2, 4, 2), (2, 5, 2), (2, 4, 5))
+    )
+    frame = PAIR_METRICS[metric].at(g, h)
+    space = Space([Part("gh", frame, ((2, 2, 4), (2, 2, 5)), False, "exact")], torch.float64, torch.device("cpu"))
+
+    def climbed(horizontal: bool) -> tuple[float, float]:
+        def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
+            part, piece = next(space.slices(u))
+            end = frame.geodesic(part.split(piece), "exact")
+            a, b = (x.detach().requires_grad_() for x in end.point)
+            value = (torch.tanh(a @ b.mT) - target).square().mean()
+            pulled = torch.zeros_like(u)
+            covector = torch.autograd.grad(value, (a, b))
+            for out, x in zip(part.split(pulled), end.pullback(covector, horizontal=horizontal), strict=True):
+                out.copy_(x)
+            return float(value.detach()), pulled if gradient else None
+
+        found = auto_pgd(space, evaluate, rho, 150)
+        return found.rise, space.norm(found.u - space.horizontal_(found.u.clone())) / space.norm(found.u)
+
+    projected, vertical = climbed(True)
+    free, _ = climbed(False)
+    assert vertical < 1e-12
+    assert free == pytest.approx(projected, rel=1e-6)

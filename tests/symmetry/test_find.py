@@ -1,0 +1,327 @@
+"""What is found on nine families and on hand-made modules, against tables worked out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.verify import verify
+from tests.families import BY_NAME, FAMILIES, LAYERS, WIDTH, Family, batch_of, build, each_family, identical, state
+from tests.symmetry.handmade import Model, Norm, inputs
+
+
+@pytest.fixture(scope="module")
+def maps() -> dict[str, SymmetryMap]:
+    """The map of each family under the preset full."""
+    return {f.name: find_symmetries(build(f.name), batch_of(f.name)) for f in FAMILIES}
+
+
+def of_kind(found: SymmetryMap, kind: str) -> list[Any]:
+    return [s for s in found.symmetries if s.kind == kind]
+
+
+@each_family
+def test_every_attention_has_one_query_key_and_one_value_output_pair(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    qk, vo = of_kind(maps[family.name], "qk"), of_kind(maps[family.name], "vo")
+    assert len(qk) == len(vo) == family.attentions
+    assert [p.module for p in qk] == [p.module for p in vo]
+    assert len({p.module for p in qk}) == family.attentions
+    assert not maps[family.name].dropped
+
+
+@each_family
+def test_groups_copies_and_dimensions_are_those_of_the_architecture(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    for p in of_kind(maps[family.name], "qk"):
+        assert (p.group.name, p.copies, p.dimension) == (family.qk_group, family.qk_copies, family.qk_dimension)
+    for p in of_kind(maps[family.name], "vo"):
+        assert (p.group.name, p.copies, p.dimension) == (f"GL({family.head_dim})", family.heads, family.vo_dimension)
+
+
+@each_family
+def test_the_dimension_of_the_whole_group_is_the_sum_worked_out_by_hand(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    per_attention = family.qk_dimension + family.vo_dimension
+    per_attention += family.heads * family.head_dim * (int(family.key_bias) + int(family.value_bias))
+    # A norm with a bias folds both; only T5 and the rotary families have norms without.
+    per_norm = WIDTH * (1 if family.casts and family.name != "gpt2" else 2)
+    assert maps[family.name].dimension == family.attentions * per_attention + sum(family.gains.values()) * per_norm
+
+
+@each_family
+def test_biases_are_rows_of_their_factors(family: Family, maps: dict[str, SymmetryMap]) -> None:
+    model = build(family.name)
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    has_bias = family.key_bias or family.name == "qwen2"
+    group = 2 if family.rotary else 1
+    for p in maps[family.name].pairs:
+        g, h = p.factors(weights)
+        rows = WIDTH + int(has_bias)
+        if p.kind == "qk":
+            assert (g.shape[1], h.shape[1]) == (group * rows, rows)
+        else:
+            assert (g.shape[1], h.shape[1]) == (rows, group * WIDTH)
+
+
+@each_family
+def test_key_and_value_biases_fold_where_the_function_does_not_feel_them(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    found = maps[family.name]
+    assert len(of_kind(found, "key_bias")) == family.attentions * family.key_bias
+    assert len(of_kind(found, "value_bias")) == family.attentions * family.value_bias
+
+
+@each_family
+def test_the_gains_found_are_those_of_norms_that_only_linear_maps_read(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    gains = [s.module for s in of_kind(maps[family.name], "norm_gain")]
+    assert Counter(next((end for end in family.gains if m.endswith(end)), m) for m in gains) == Counter(family.gains)
+
+
+def test_post_norm_gains_of_bert_are_left_alone_but_for_the_last_which_only_the_pooler_reads(
+    maps: dict[str, SymmetryMap],
+) -> None:
+    assert [g.module for g in of_kind(maps["bert"], "norm_gain")] == [
+        f"bert.encoder.layer.{LAYERS - 1}.output.LayerNorm"
+    ]
+
+
+def test_the_final_norm_of_gpt2_is_not_folded_because_its_reader_is_tied_to_the_embedding(
+    maps: dict[str, SymmetryMap],
+) -> None:
+    assert "transformer.ln_f" not in {g.module for g in of_kind(maps["gpt2"], "norm_gain")}
+
+
+def test_untying_the_embedding_of_gpt2_lets_its_final_gain_fold_but_not_its_bias() -> None:
+    config = BY_NAME["gpt2"].config()
+    config.tie_word_embeddings = False
+    model = BY_NAME["gpt2"].make(config).double()
+    found = find_symmetries(model, batch_of("gpt2"))
+    (final,) = [g for g in of_kind(found, "norm_gain") if g.module == "transformer.ln_f"]
+    assert (final.folds_bias, final.dimension) == (False, WIDTH)
+
+
+def test_tying_the_embedding_of_llama_keeps_its_final_gain_from_folding() -> None:
+    config = BY_NAME["llama"].config()
+    config.tie_word_embeddings = True
+    found = find_symmetries(BY_NAME["llama"].make(config).double(), batch_of("llama"))
+    assert "model.norm" not in {g.module for g in of_kind(found, "norm_gain")}
+
+
+@each_family
+def test_the_preset_paper_folds_nothing_and_finds_the_same_pairs(
+    family: Family, maps: dict[str, SymmetryMap]
+) -> None:
+    found = find_symmetries(build(family.name), batch_of(family.name), preset="paper")
+    assert found.folds == ()
+    assert found.pairs == maps[family.name].pairs
+
+
+@each_family
+def test_the_preset_attention_folds_biases_but_no_gains(family: Family, maps: dict[str, SymmetryMap]) -> None:
+    found = find_symmetries(build(family.name), batch_of(family.name), preset="attention")
+    assert found.pairs == maps[family.name].pairs
+    assert found.folds == tuple(f for f in maps[family.name].folds if f.kind != "norm_gain")
+
+
+@each_family
+def test_finding_leaves_weights_and_modes_as_they_were(family: Family) -> None:
+    model = build(family.name)
+    model.train()
+    next(model.children()).eval()
+    modes, before = [m.training for m in model.modules()], state(model)
+    find_symmetries(model, batch_of(family.name))
+    assert identical(model, before)
+    assert [m.training for m in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters())
+
+
+@each_family
+def test_inputs_made_up_from_the_configuration_find_the_same(family: Family, maps: dict[str, SymmetryMap]) -> None:
+    assert find_symmetries(build(family.name)) == maps[family.name]
+
+
+@each_family
+def test_a_float32_model_has_the_same_symmetries(family: Family, maps: dict[str, SymmetryMap]) -> None:
+    assert find_symmetries(build(family.name, torch.float32), batch_of(family.name, torch.float32)) == maps[family.name]
+
+
+@each_family
+def test_a_bfloat16_model_has_the_same_pairs_and_bias_folds(family: Family, maps: dict[str, SymmetryMap]) -> None:
+    found = find_symmetries(build(family.name, torch.bfloat16), batch_of(family.name, torch.bfloat16))
+    assert found.pairs == maps[family.name].pairs
+    assert of_kind(found, "key_bias") == of_kind(maps[family.name], "key_bias")
+    assert of_kind(found, "value_bias") == of_kind(maps[family.name], "value_bias")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_default_weights_do_not_make_a_rotary_head_look_like_the_full_group(name: str) -> None:
+    torch.manual_seed(0)
+    model = BY_NAME[name].make().double()
+    found = find_symmetries(model, batch_of(name))
+    assert {p.group.name for p in of_kind(found, "qk")} == {"GL(1,C)"}
+    assert not of_kind(found, "key_bias")
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+def test_saturated_or_vanishing_attention_does_not_change_what_is_found(
+    name: str, maps: dict[str, SymmetryMap]
+) -> None:
+    for factor in (100.0, 0.001):
+        model = build(name)
+        with torch.no_grad():
+            for p in maps[name].pairs:
+                for n in p.parameters if p.kind == "qk" else ():
+                    dict(model.named_parameters())[n].mul_(factor)
+        assert find_symmetries(model, batch_of(name), preset="attention").pairs == maps[name].pairs
+
+
+def test_a_model_without_attention_has_an_empty_map_with_and_without_inputs() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+    assert find_symmetries(model) == SymmetryMap()
+    assert find_symmetries(model, {"input": torch.randn(3, 4, dtype=torch.float64)}) == SymmetryMap()
+
+
+# ------------------------------------------------------------------------------------------------ hand-made modules
+
+
+def handmade(twist: str = "", **options: Any) -> SymmetryMap:
+    return find_symmetries(Model(twist, **options), inputs())
+
+
+def kinds(found: SymmetryMap) -> dict[str, str]:
+    return {p.kind: p.group.name for p in found.pairs}
+
+
+def test_plain_attention_of_an_unknown_class_is_understood() -> None:
+    found = handmade()
+    assert kinds(found) == {"qk": "GL(6)", "vo": "GL(6)"}
+    assert {f.name for f in found.folds} == {"norm.gain", "attention.key_bias", "attention.value_bias"}
+    assert not found.dropped
+
+
+@pytest.mark.parametrize("twist", ["nonlinear q", "normed q", "second reader of q"])
+def test_queries_that_are_bent_or_read_twice_have_no_pair_and_that_is_recorded(twist: str) -> None:
+    found = handmade(twist)
+    assert kinds(found) == {"vo": "GL(6)"}
+    assert [d.split(":")[0] for d in found.dropped] == ["attention.qk"]
+
+
+def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:
+    found = handmade("nonlinear v")
+    assert kinds(found) == {"qk": "GL(6)"}
+    assert [d.split(":")[0] for d in found.dropped] == ["attention.vo"]
+    assert "value_bias" not in {f.kind for f in found.folds}
+
+
+def test_weights_that_do_not_sum_to_one_keep_the_pairs_but_not_the_value_bias_fold() -> None:
+    found = handmade("leaky")
+    assert kinds(found) == {"qk": "GL(6)", "vo": "GL(6)"}
+    assert {f.kind for f in found.folds} == {"key_bias", "norm_gain"}
+
+
+@pytest.mark.parametrize("twist", ["half", "interleaved"])
+def test_both_ways_to_pair_rotary_columns_are_told_apart(twist: str) -> None:
+    found, model = handmade(twist), Model(twist)
+    assert kinds(found) == {"qk": "GL(1,C)", "vo": "GL(6)"}
+    assert {f.kind for f in found.folds} == {"value_bias", "norm_gain"}
+    other = handmade("half" if twist == "interleaved" else "interleaved")
+    assert found.pairs[0] != other.pairs[0]
+    proof = verify(model, found, [inputs(1)])
+    assert proof.map == found
+    assert proof.deviation is not None
+    assert proof.deviation < 1e-12
+
+
+def test_grouped_queries_move_with_their_key_head() -> None:
+    found = handmade(heads=4, key_heads=2)
+    assert {p.kind: p.copies for p in found.pairs} == {"qk": 2, "vo": 2}
+    assert verify(Model(heads=4, key_heads=2), found, [inputs(1)]).map == found
+
+
+def test_no_output_bias_keeps_the_value_bias_as_a_row() -> None:
+    found = handmade(out_bias=False)
+    assert {f.kind for f in found.folds} == {"key_bias", "norm_gain"}
+    vo = next(p for p in found.pairs if p.kind == "vo")
+    assert [v.parameter for v in vo.g] == ["attention.v_proj.weight", "attention.v_proj.bias"]
+    assert found.coordinates(vo) == vo
+
+
+def test_folded_biases_are_no_coordinates_of_their_pairs() -> None:
+    found = handmade()
+    for p in found.pairs:
+        names = {v.parameter for v in (*found.coordinates(p).g, *found.coordinates(p).h)}
+        assert names.isdisjoint({"attention.k_proj.bias", "attention.v_proj.bias"})
+
+
+def test_a_norm_that_multiplies_by_one_plus_weight_folds_with_that_offset() -> None:
+    (fold,) = of_kind(handmade(norm=Norm(offset=1.0, bias=True)), "norm_gain")
+    assert (fold.offset, fold.folds_bias) == (1.0, True)
+
+
+def test_a_norm_bias_stays_where_its_readers_have_none() -> None:
+    (fold,) = of_kind(handmade(norm=Norm(bias=True), bias=False), "norm_gain")
+    assert not fold.folds_bias
+
+
+def test_a_head_count_that_does_not_fit_the_projections_claims_nothing() -> None:
+    model = Model()
+    model.config.num_attention_heads = 7
+    assert find_symmetries(model, inputs()).pairs == ()
+
+
+def test_projections_that_are_not_parameters_of_their_own_are_not_claimed() -> None:
+    model = Model()
+    model.attention.q_proj = nn.Sequential(model.attention.q_proj, nn.Identity())
+    assert find_symmetries(model, inputs()).pairs == ()
+
+
+def test_query_and_key_projections_that_share_one_weight_are_not_claimed_as_a_pair() -> None:
+    model = Model()
+    model.attention.k_proj.weight = model.attention.q_proj.weight
+    assert "qk" not in kinds(find_symmetries(model, inputs()))
+
+
+def test_attention_that_is_not_called_is_recorded_and_not_claimed() -> None:
+    model = Model()
+    model.idle = Model().attention
+    found = find_symmetries(model, inputs())
+    assert {p.module for p in found.pairs} == {"attention"}
+    assert [d.split(":")[0] for d in found.dropped] == ["idle"]
+
+
+def test_one_module_called_twice_is_one_site() -> None:
+    model = Model()
+    once = model.attention
+    model.again = once
+    forward = model.forward
+    model.forward = lambda x: forward(x + 0.1 * once(model.norm(x)))  # type: ignore[method-assign]
+    found = find_symmetries(model, inputs())
+    assert len(found.pairs) == 2
+    assert verify(model, found, [inputs(1)]).map == found
+
+
+def test_an_exception_in_the_forward_pass_leaves_weights_and_modes_as_they_were() -> None:
+    model = Model()
+    model.train()
+    before = state(model)
+    model.head.register_forward_pre_hook(_fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        find_symmetries(model, inputs())
+    assert identical(model, before)
+    assert all(m.training for m in model.modules())
+
+
+def _fail(module: nn.Module, args: Any) -> None:
+    raise RuntimeError("on purpose")
