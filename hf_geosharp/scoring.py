@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
+from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import Progress, Settings, estimate
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.tasks.batches import batches_from
@@ -79,30 +80,35 @@ def score(
 
     settings = Settings(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-        average=average, baselines=tuple(baselines), damping=damping, micro_batch=micro_batch,
+        average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
         reproducibility=reproducibility, verify=verify,
     )  # fmt: skip
     if dtype not in (None, "float32", "float64"):
         raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")
     if labels not in ("data", "model"):
         raise UsageError(f"labels is {labels!r}; it is data or model")
+    if labels == "model" and loss is not None:
+        raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
     task = task_of(type(model).__name__)
     batches, data_identity = batches_from(
         data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
-        with_labels=labels == "data" and loss is None,
+        with_labels=labels == "data",
     )  # fmt: skip
+    # What a loss of the caller's returns is per sample, whatever the model's own loss is.
+    weigher = _weigher(task) if loss is None else None
+    wide = getattr(torch, dtype) if dtype else None
     if labels == "model":
-        if loss is not None:
-            raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
-        batches, loss = attach_model_targets(model, batches, task), kl_to_model
+        with borrow(model, wide):
+            batches = attach_model_targets(model, batches, task)
+        loss = kl_to_model
         data_identity = {**data_identity, "labels": "model"}
     return estimate(
         model,
         batches,
         settings,
         loss=loss,
-        weight=_weigher(task),
-        dtype=getattr(torch, dtype) if dtype else None,
+        weight=weigher,
+        dtype=wide,
         model_identity=_identity(model, task),
         data_identity=data_identity,
         versions=versions(),
@@ -149,7 +155,7 @@ def score_pretrained(
     """
     settings = Settings(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-        average=average, baselines=tuple(baselines),
+        average=average, baselines=_names(baselines),
     )  # fmt: skip
     demo, twin, place = None, False, model_id
     if model_id.startswith(demos.PREFIX):
@@ -202,7 +208,17 @@ def versions() -> dict[str, str]:
 def _radii(rho: Rho) -> tuple[float, ...]:
     if rho is None:
         return ()
-    return (float(rho),) if isinstance(rho, (int, float)) else tuple(float(r) for r in rho)
+    numbers: Any = rho
+    try:
+        # Arrays and tensors without a dimension look like sequences, and are numbers.
+        several = isinstance(rho, Iterable) and getattr(rho, "ndim", None) != 0
+        return tuple(float(r) for r in numbers) if several else (float(numbers),)
+    except (TypeError, ValueError):
+        raise UsageError(f"rho is {rho!r}; it is a number or a sequence of numbers") from None
+
+
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _weigher(task: Task | None) -> Callable[[Mapping[str, Any]], float]:

@@ -19,11 +19,18 @@ MOMENTUM = 0.75
 IMPROVING = 0.75
 """Share of the steps since the last checkpoint that have to improve for the step size to stay."""
 
+NOISE = 10.0
+"""A slope that raises the loss by less than this many roundings of it inside the ball is rounding itself."""
+
 Evaluate = Callable[[Tensor, bool], tuple[float, Tensor | None]]
 """(u, wants gradient) -> loss at γ_u(1), and its horizontal gradient in u if wanted."""
 
 Report = Callable[[int, float], None]
 """Called after each step with its number and the best rise so far."""
+
+
+class NotFiniteError(ValueError):
+    """The loss is NaN or infinite before any step."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +90,17 @@ def auto_pgd(
         report: called after each step.
 
     Raises:
-        ValueError: the loss at the start is not finite.
+        NotFiniteError: the loss at the start is not finite.
     """
     x = space.zeros() if start is None else start.clone()
     loss, g = evaluate(x, True)
     if not math.isfinite(loss):
-        raise ValueError(f"the loss before any step is {loss}")
+        raise NotFiniteError(f"the loss before any step is {loss}")
     base = loss if base is None else base
     assert g is not None
+    if rho * space.norm(g) <= NOISE * torch.finfo(g.dtype).eps * max(1.0, abs(loss)):
+        # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
+        g.zero_()
     old = x.clone()
     best, best_g, best_loss = x.clone(), g, loss
     history = [best_loss - base]

@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError
+from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.symmetry.parameters import Leaf, leaves
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -38,7 +37,10 @@ def check(model: nn.Module) -> None:
     Raises:
         UnsupportedModelError: quantised weights, parameters on meta or offloaded.
         ModelError: no parameters, or NaN or infinity in one, which is named.
+        UsageError: the call is made inside ``torch.inference_mode()``, where nothing has gradients.
     """
+    if torch.is_inference_mode_enabled():
+        raise UsageError("a score needs gradients: call it outside torch.inference_mode() (torch.no_grad() is fine)")
     if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedModelError("the model is quantised: its weights cannot be perturbed; load it unquantised")
     for name, module in model.named_modules():
@@ -47,11 +49,9 @@ def check(model: nn.Module) -> None:
                 f"{name or 'the model'} is offloaded to CPU or disk and would get no gradients; load it without offload"
             )
     named = list(model.named_parameters())
-    integral = [n for n, p in named if not p.is_floating_point()]
-    if integral:
-        raise UnsupportedModelError(
-            f"{integral[0]} has dtype {dict(named)[integral[0]].dtype}: quantised weights cannot be perturbed"
-        )
+    for name, p in named:
+        if p.dtype not in (torch.float32, torch.float64, *_HALF):
+            raise UnsupportedModelError(f"{name} has dtype {p.dtype}: quantised weights cannot be perturbed")
     if not named:
         raise ModelError("the model has no parameters")
     for name, p in named:
@@ -73,11 +73,12 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
     states are as they were.
 
     Raises:
-        UnsupportedModelError, ModelError: as :func:`check`.
+        UnsupportedModelError, ModelError, UsageError: as :func:`check`.
     """
     check(model)
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     random_states = _random_states()
     swapped: list[tuple[Tensor, Tensor]] = []
     originals: dict[str, Tensor] = {}
@@ -100,6 +101,8 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
                 held[name].tensor.copy_(value)
         for tensor, data in swapped:
             tensor.data = data
+        for module, stored_buffers in buffers:
+            _restore_buffers(module, stored_buffers)
         for p, flag, grad in flags:
             p.requires_grad_(flag)
             p.grad = grad
@@ -114,26 +117,41 @@ def _common_dtype(model: nn.Module) -> torch.dtype:
 
 def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Tensor]]) -> None:
     """Gives every parameter and floating buffer of another dtype data in ``target``; shared storage stays shared."""
-    seen: dict[tuple[Any, ...], Tensor] = {}
     half = False
-    for tensor in (*model.parameters(), *model.buffers()):
-        if not tensor.is_floating_point() or tensor.dtype == target:
+    for leaf in leaves(model).values():
+        if leaf.tensor.dtype == target:
             continue
+        half = half or leaf.tensor.dtype in _HALF
+        wide = leaf.tensor.to(target)
+        for p, offset in leaf.members:
+            swapped.append((p, p.data))
+            p.data = wide if leaf.alike else wide.as_strided(p.shape, p.stride(), offset)
+    for buffer in model.buffers():
         # A model in half precision may keep float32 buffers (rotary tables) on purpose: those only widen to float64.
-        half = half or tensor.dtype in _HALF
-        key = (
-            tensor.device,
-            tensor.untyped_storage().data_ptr(),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-        )
-        if key not in seen:
-            seen[key] = tensor.data.to(target)
-        swapped.append((tensor, tensor.data))
-        tensor.data = seen[key]
+        if buffer.is_floating_point() and buffer.dtype != target:
+            half = half or buffer.dtype in _HALF
+            swapped.append((buffer, buffer.data))
+            buffer.data = buffer.data.to(target)
     if half:
         warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
+
+
+def _copy(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else buffer.detach().clone()
+
+
+def _restore_buffers(module: nn.Module, stored: Mapping[str, tuple[Tensor | None, Tensor | None]]) -> None:
+    """The buffers that a module had, with what was in them: forward passes may write or replace them."""
+    for name in [n for n in module._buffers if n not in stored]:
+        del module._buffers[name]
+    for name, (buffer, value) in stored.items():
+        module._buffers[name] = buffer
+        if buffer is None or value is None or buffer.is_meta or torch.equal(buffer, value):
+            continue
+        for axis, stride in enumerate(buffer.stride()):
+            if stride == 0:  # an expanded buffer is stored once
+                buffer, value = buffer.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
+        buffer.detach().copy_(value)
 
 
 def _random_states() -> tuple[Tensor, list[Tensor]]:

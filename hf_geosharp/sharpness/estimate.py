@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
-from hf_geosharp.sharpness.ascent import auto_pgd, average
+from hf_geosharp.sharpness.ascent import NotFiniteError, auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Weight, rows, samples
@@ -296,6 +296,8 @@ class _Scored:
     def _wide_copy(self) -> nn.Module:
         """A float64 copy of the model to prove symmetries on, or the model itself where that is too large."""
         model = self.borrowed.model
+        if any(len(leaf.members) > 1 for leaf in self.borrowed.leaves.values()):
+            return model  # a copy would part the parameters that share memory
         if self.borrowed.dtype == torch.float64 or 8 * sum(p.numel() for p in model.parameters()) > COPY_LIMIT:
             return model
         try:
@@ -322,7 +324,10 @@ class _Scored:
         objective = Objective(self.borrowed.model, self.batches[index], self.loss, self.weight, settings.micro_batch)
 
         def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
-            chart.write(u)
+            try:
+                chart.write(u)
+            except ArithmeticError as error:
+                raise UsageError(f"batch {index}, radii {settings.radii}: {error}") from None
             value = objective.evaluate(gradient)
             return value, chart.pull() if gradient else None
 
@@ -336,6 +341,11 @@ class _Scored:
                     base = self._finite(evaluate(chart.space.zeros(), False)[0], index)
                 generator.manual_seed(settings.seed * 1_000_003 + index)
                 rise, u = average(chart.space, evaluate, rho, settings.steps, generator, base=base, report=report)
+                if not math.isfinite(rise):
+                    raise ModelError(
+                        f"batch {index}: the loss is not finite at a random perturbation of rho {rho:g}; "
+                        "use a smaller radius"
+                    )
                 score = BatchScore(index, base, rise, settings.steps, True)
             else:
                 try:
@@ -343,7 +353,7 @@ class _Scored:
                         chart.space, evaluate, rho, settings.steps,
                         start=start, base=base, generator=generator, report=report,
                     )  # fmt: skip
-                except ValueError as error:
+                except NotFiniteError as error:
                     raise ModelError(
                         f"batch {index}: {error} (NaN or overflow in the model's own forward pass)"
                     ) from None

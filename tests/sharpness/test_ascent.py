@@ -163,6 +163,19 @@ def test_climb_leaves_a_stationary_point_in_a_seeded_direction() -> None:
     assert not torch.equal(climb(7).u, climb(8).u)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_choose_the_way_from_a_stationary_point(dtype: torch.dtype) -> None:
+    """Two computations of one function differ in the rounding of a gradient that is zero."""
+
+    def climb(noise: int) -> Climb:
+        rounding = torch.finfo(dtype).eps * torch.randn(5, generator=torch.Generator().manual_seed(noise), dtype=dtype)
+        weights = torch.arange(1.0, 6.0, dtype=dtype)
+        evaluate = Counted(lambda u: (weights * u * u).sum() + rounding @ u)
+        return auto_pgd(plain_space(5, dtype=dtype), evaluate, 0.1, 4, generator=torch.Generator().manual_seed(0))
+
+    assert climb(1).rise == pytest.approx(climb(2).rise, rel=100 * torch.finfo(dtype).eps)
+
+
 def test_climb_survives_points_without_a_finite_value_and_says_so() -> None:
     def f(u: Tensor) -> Tensor:
         return torch.where(u[0] > 0.5, math.nan, 1.0) * (u[0] + 0.1 * u[1])

@@ -175,7 +175,7 @@ class Scalars(nn.Module):
 
 
 @pytest.mark.parametrize(("g", "h"), [(1.3, 0.4), (-0.02, 26.0)])
-@pytest.mark.parametrize("target", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("target", [0.1, 2.0])
 @pytest.mark.parametrize("rho", [0.1, 0.5, 1.0])
 def test_inv_sharpness_of_a_product_of_two_numbers_is_the_closed_form(
     g: float, h: float, target: float, rho: float
@@ -222,12 +222,13 @@ class Diagonal(nn.Module):
         return {"loss": (x @ (self.u * self.v) - labels).square().mean()}
 
 
-@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("metric", ["inv", pytest.param("mix", marks=pytest.mark.slow)])
 def test_score_of_a_diagonal_net_is_the_maximum_over_its_closed_form_geodesics(metric: str) -> None:
     generator = torch.Generator().manual_seed(2)
-    u, v, x = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3,), (3,), (5, 3)))
+    u, v = (torch.tensor(x, dtype=torch.float64) for x in ([1.2, -0.8, 2.0], [0.9, 1.5, -0.4]))
+    x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     labels = x @ torch.tensor([0.4, -0.2, 0.9], dtype=torch.float64)
-    rho, beta = 0.3, u * v
+    rho, beta = 0.3, u * v  # mix: no product reaches zero inside the ball, where geodesics would end
 
     def moved(z: np.ndarray) -> Tensor:
         """u v at the end of the horizontal geodesic with orthonormal coordinates z."""
@@ -237,19 +238,19 @@ def test_score_of_a_diagonal_net_is_the_maximum_over_its_closed_form_geodesics(m
             return beta * (2 * z / math.sqrt(2)).exp()
         return beta + 2 * z / math.sqrt(2) * beta.sign()
 
-    def loss(b: Tensor) -> float:
-        return float((x @ b - labels).square().mean())
+    def rise(z: np.ndarray) -> float:
+        inside = z * min(1.0, rho / np.linalg.norm(z))
+        return float((x @ moved(inside) - labels).square().mean() - (x @ beta - labels).square().mean())
 
     rng = np.random.default_rng(0)
     ball = {"type": "ineq", "fun": lambda z: rho**2 - z @ z}
-    exact = 0.0
-    for _ in range(8):
-        start = rng.normal(size=3)
-        start *= rho / np.linalg.norm(start)
-        z = minimize(lambda z: -loss(moved(z)), start, method="SLSQP", constraints=[ball], options={"ftol": 1e-14}).x
-        exact = max(exact, loss(moved(z * min(1.0, rho / np.linalg.norm(z)))) - loss(beta))
+    starts = (rho * z / np.linalg.norm(z) for z in rng.normal(size=(8, 3)))
+    found_by_brute_force = (
+        minimize(lambda z: -rise(z), z, method="SLSQP", constraints=[ball], options={"ftol": 1e-14}).x for z in starts
+    )
+    exact = max(map(rise, found_by_brute_force))
     found = climb(
-        Diagonal(u, v), columns_map("u", "v", 3), Geometry(metric, "exact"), {"x": x, "labels": labels}, rho, steps=100
+        Diagonal(u, v), columns_map("u", "v", 3), Geometry(metric, "exact"), {"x": x, "labels": labels}, rho, steps=20
     )
     assert found.rise == pytest.approx(exact, rel=1e-7)  # the optimiser differentiates numerically
 
@@ -257,7 +258,9 @@ def test_score_of_a_diagonal_net_is_the_maximum_over_its_closed_form_geodesics(m
 # ----------------------------------------------------------------------------------------------------- projection
 
 
-@pytest.mark.parametrize(("metric", "rho"), [("inv", 0.1), ("inv", 0.5), ("mix", 0.3)])
+@pytest.mark.parametrize(
+    ("metric", "rho"), [("inv", 0.1), ("inv", 0.5), pytest.param("mix", 0.1, marks=pytest.mark.slow)]
+)
 def test_with_exact_geodesics_projection_does_not_change_the_worst_case(metric: str, rho: float) -> None:
     generator = torch.Generator().manual_seed(4)
     g, h, target = (
@@ -278,7 +281,7 @@ def test_with_exact_geodesics_projection_does_not_change_the_worst_case(metric: 
                 out.copy_(x)
             return float(value.detach()), pulled if gradient else None
 
-        found = auto_pgd(space, evaluate, rho, 150)
+        found = auto_pgd(space, evaluate, rho, 60)
         return found.rise, space.norm(found.u - space.horizontal_(found.u.clone())) / space.norm(found.u)
 
     projected, vertical = climbed(True)

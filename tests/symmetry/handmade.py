@@ -52,11 +52,9 @@ class Attention(nn.Module):
         k, v = (t.repeat_interleave(self.group, dim=1) for t in (k, v))
         weights = torch.softmax(q @ k.mT / HEAD**0.5, dim=-1)
         if self.twist == "leaky":  # a part of the attention goes nowhere: the weights do not sum to one
-            weights = weights * torch.sigmoid(x.mean(-1))[:, None, :, None]
-        mixed = (weights @ v).transpose(1, 2).flatten(2)
-        if self.twist == "second reader of q":
-            mixed = mixed + 0.1 * q.transpose(1, 2).flatten(2)
-        return self.o_proj(mixed)
+            weights = weights * weights.amax(-1, keepdim=True)
+        y = self.o_proj((weights @ v).transpose(1, 2).flatten(2))
+        return y + 0.1 * q.transpose(1, 2).flatten(2) if self.twist == "second reader of q" else y  # type: ignore[no-any-return]
 
 
 class Norm(nn.Module):

@@ -193,7 +193,7 @@ def test_moving_a_model_changes_weights_by_much_and_outputs_by_rounding(family: 
         base, after = model(**batch).logits, moved(**batch).logits
     # Norms and rotary tables that run in float32 round at 6e-8 what arrives there moved by float64's rounding.
     assert float((after - base).norm() / base.norm()) < (5e-7 if family.casts else 1e-11)
-    named, other = dict(model.named_parameters()), dict(moved.named_parameters())
+    named, other = state(model), state(moved)
     for name in found.parameters:
         assert float((named[name] - other[name]).norm() / named[name].norm()) > 0.1, name
 

@@ -1,0 +1,183 @@
+"""What cannot be scored is refused with a message that names the culprit, and the model stays as it was."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp import score
+from hf_geosharp.errors import DataError, GeosharpError, ModelError, UnsupportedModelError, UsageError
+from tests.sharpness.test_borrow import Snapshot, in_use
+from tests.sharpness.tiny import bert, bert_batches
+
+
+def refused(model: nn.Module, data: Any, kind: type[GeosharpError], message: str, **options: Any) -> None:
+    """The right error, a message that names the culprit, and a model that nobody touched."""
+    before = Snapshot(model)
+    with pytest.raises(kind, match=message) as caught:
+        score(model, data, **{"steps": 2, "reproducibility": False, **options})
+    assert type(caught.value) is kind
+    before.check()
+
+
+@pytest.fixture
+def model() -> Any:
+    return in_use(bert())
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.mark.parametrize("options", [{}, {"metric": "adaptive"}, {"labels": "model"}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_parameter_that_is_not_finite_is_named(model: Any, value: float, options: dict[str, Any]) -> None:
+    with torch.no_grad():
+        model.get_parameter(QUERY)[0, :2] = value
+    refused(model, bert_batches(), ModelError, rf"^{QUERY} has 2 NaN or infinite entries", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": "model"}])
+def test_a_parameter_on_the_meta_device_is_named(options: dict[str, Any]) -> None:
+    model = bert()
+    model.classifier.weight = nn.Parameter(torch.empty(3, 8, device="meta"))
+    with pytest.raises(UnsupportedModelError, match=r"^classifier\.weight is on the meta device"):
+        score(model, bert_batches(), steps=2, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"labels": "model"}])
+def test_a_parameter_of_integers_is_named(model: Any, options: dict[str, Any]) -> None:
+    model.classifier.weight = nn.Parameter(torch.ones(3, 8, dtype=torch.int8), requires_grad=False)
+    refused(model, bert_batches(), UnsupportedModelError, r"^classifier\.weight has dtype torch\.int8", **options)
+
+
+def test_parameters_in_eight_bit_floats_are_named(model: Any) -> None:
+    weight = model.classifier.weight.detach().to(torch.float8_e4m3fn)
+    model.classifier.weight = nn.Parameter(weight, requires_grad=False)
+    refused(model, bert_batches(), UnsupportedModelError, r"^classifier\.weight has dtype torch\.float8_e4m3fn")
+
+
+def test_a_quantised_model_is_refused(model: Any) -> None:
+    model.is_quantized = True
+    refused(model, bert_batches(), UnsupportedModelError, "quantised")
+
+
+def test_an_offloaded_module_is_named(model: Any) -> None:
+    model.bert.pooler._hf_hook = SimpleNamespace(offload=True)
+    refused(model, bert_batches(), UnsupportedModelError, r"^bert\.pooler is offloaded")
+
+
+def test_an_expanded_parameter_is_named(model: Any) -> None:
+    model.classifier.weight = nn.Parameter(torch.ones(3, 1).expand(3, 8))
+    refused(model, bert_batches(), UnsupportedModelError, r"^classifier\.weight is an expanded tensor")
+
+
+def test_a_model_without_parameters_is_refused() -> None:
+    refused(nn.Identity(), [{"input": torch.ones(2)}], ModelError, "no parameters")
+
+
+class Explosive(nn.Module):
+    """A loss that is not finite at the model's own weights."""
+
+    def __init__(self, loss: float) -> None:
+        super().__init__()
+        self.linear, self.value = nn.Linear(2, 1), loss
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.linear(x).mean() * self.value}
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_at_the_model_s_own_weights_is_refused(value: float, average: bool) -> None:
+    data = [{"x": torch.ones(3, 2)}]
+    refused(Explosive(value), data, ModelError, r"batch 0: .*loss.* (nan|-?inf)", metric="adaptive", average=average)
+
+
+def test_a_model_that_returns_no_loss_is_refused(model: Any) -> None:
+    unlabelled = [{k: v for k, v in b.items() if k != "labels"} for b in bert_batches()]
+    refused(model, unlabelled, ModelError, r"returned no loss; the batch has no 'labels' \(it has .*'input_ids'")
+
+
+# -------------------------------------------------------------------------------------------------------- the data
+
+
+@pytest.mark.parametrize("data", [[], iter(()), datasets.Dataset.from_dict({"input_ids": []})])
+def test_empty_data_are_refused(model: Any, data: Any) -> None:
+    refused(model, data, DataError, "(?i)empty")
+
+
+def test_a_batch_without_samples_is_refused(model: Any) -> None:
+    refused(model, [{k: v[:0] for k, v in bert_batches()[0].items()}], DataError, "Batch 0 is empty")
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(3, r"labels hold 3 \(batch 1, row 2\).*0 to 2"), (-1, "hold -1.*row 2")]
+)
+def test_labels_out_of_range_are_named(model: Any, label: int, message: str) -> None:
+    batches = bert_batches()
+    batches[1]["labels"][2] = label
+    refused(model, batches, DataError, message)
+
+
+def test_labels_that_are_all_ignored_are_refused(model: Any) -> None:
+    batches = bert_batches()
+    batches[0]["labels"].fill_(-100)
+    refused(model, batches, DataError, r"All labels are -100 \(batch 0\)")
+
+
+def test_tokens_outside_the_vocabulary_are_named(model: Any) -> None:
+    batches = bert_batches()
+    batches[0]["input_ids"][1, 1] = 99
+    refused(model, batches, DataError, r"input_ids hold 99 \(batch 0, row 1\)")
+
+
+def test_data_of_another_kind_are_refused(model: Any) -> None:
+    refused(model, "imdb", UsageError, "Data of type str")
+
+
+# ------------------------------------------------------------------------------------------------------- the options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rho": 0}, "rho is"),
+        ({"rho": -0.1}, "rho is"),
+        ({"rho": (0.1, 0.0)}, "rho is"),
+        ({"rho": math.nan}, "rho is"),
+        ({"rho": math.inf}, "rho is"),
+        ({"metric": "riemann"}, "metric is 'riemann'; it is one of inv, mix, adaptive, euclidean"),
+        ({"geodesic": "third"}, "geodesic is 'third'; it is one of first, second, exact"),
+        ({"symmetries": "none"}, "symmetries is 'none'; it is one of full, attention, paper"),
+        ({"baselines": ["inv"]}, "baseline is 'inv'; it is one of adaptive, euclidean"),
+        ({"baselines": "mix"}, "baseline is 'mix'"),
+        ({"rho": "wide"}, "rho is 'wide'"),
+        ({"rho": [None]}, r"rho is \[None\]"),
+        ({"steps": 0}, "steps is 0"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"damping": -1.0}, "damping is -1"),
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16'"),
+        ({"labels": "none"}, "labels is 'none'"),
+        ({"labels": "model", "loss": lambda outputs, batch: outputs.logits.sum()}, "not both"),
+        ({"samples": 0}, "samples"),
+    ],
+)
+def test_an_option_out_of_range_is_named(model: Any, options: dict[str, Any], message: str) -> None:
+    refused(model, bert_batches(), UsageError, message, **options)
+
+
+@pytest.mark.parametrize("rho", [torch.tensor(0.1), torch.tensor([0.1]), np.float32(0.1), [0.1], (0.1,)])
+def test_a_radius_may_be_any_number_or_sequence_of_numbers(rho: Any) -> None:
+    model = bert()
+    expected = score(model, bert_batches(1), rho=0.1, steps=2, reproducibility=False).geodesic_sharpness
+    found = score(model, bert_batches(1), rho=rho, steps=2, reproducibility=False).geodesic_sharpness
+    assert found == pytest.approx(expected, rel=1e-6)

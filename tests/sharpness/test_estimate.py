@@ -1,0 +1,395 @@
+"""What a score is made of: batches, radii, passes, seeds, losses, and the record that it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+from hf_geosharp import SharpnessResult, score
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError
+from hf_geosharp.scoring import make_twin
+from hf_geosharp.sharpness.estimate import DEFAULT_RHO, Progress
+from hf_geosharp.sharpness.result import mean_with_error, student_quantile
+from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
+
+
+def quick(model: Any, data: Any, **changes: Any) -> SharpnessResult:
+    return score(model, data, **{"steps": 4, "reproducibility": False, **changes})
+
+
+def values(result: SharpnessResult) -> list[float]:
+    return [b.value for b in result.per_batch]
+
+
+# ------------------------------------------------------------------------------------------------------- the record
+
+
+def test_a_result_says_what_was_done() -> None:
+    model = bert()
+    batches = bert_batches(3, size=4)
+    base = [float(model(**b).loss.detach()) for b in batches]
+    result = score(model, batches, seed=3)
+    assert (result.metric, result.geodesic, result.symmetries, result.mode) == ("inv", "second", "full", "worst")
+    assert (result.rho, result.steps, result.seed) == (DEFAULT_RHO["inv"], 20, 3)
+    assert (result.samples, result.batch_size, result.schema) == (12, 4, 1)
+    assert [b.index for b in result.per_batch] == [0, 1, 2]
+    assert [b.base_loss for b in result.per_batch] == pytest.approx(base, rel=1e-5)
+    assert all(b.value > 0 and b.steps == 20 for b in result.per_batch)
+    assert result.base_loss == pytest.approx(sum(base) / 3, rel=1e-5)
+    mean = sum(values(result)) / 3
+    assert result.geodesic_sharpness == pytest.approx(mean, rel=1e-14)
+    assert result.stderr == pytest.approx(float(stats.sem(values(result))), rel=1e-12)
+    assert result.interval95 == pytest.approx(stats.t.interval(0.95, 2, mean, result.stderr), rel=1e-9)
+    # Two heads in two layers, each with a query/key and a value/output pair.
+    assert result.pairs.by_kind == {"qk GL(4)": 4, "vo GL(4)": 4}
+    assert result.pairs.count == 8
+    assert result.pairs.folded == {
+        "key_bias": 2,
+        "value_bias": 2,
+        "norm_gain": 1,
+    }  # the last norm feeds the pooler alone
+    assert result.pairs.reduced == result.pairs.dropped == []
+    assert result.pairs.deviation < 1e-5 * result.pairs.control
+    assert sum(result.share.values()) == pytest.approx(1.0, rel=1e-6)
+    assert list(result.share.values()) == sorted(result.share.values(), reverse=True)
+    assert result.baselines == {}
+    assert result.reproducible.ok is True
+    assert 0 <= result.reproducible.spread <= 0.01
+    assert result.model["class"] == "BertForSequenceClassification"
+    assert result.model["stored_dtypes"] == ["float32"]
+    assert set(result.versions) == {"hf-geosharp", "torch", "transformers", "datasets"}
+    assert result.seconds > 0
+
+
+def test_one_batch_has_no_error_bar() -> None:
+    result = quick(bert(), bert_batches(1))
+    assert result.stderr is None
+    assert result.interval95 is None
+    assert result.geodesic_sharpness == result.per_batch[0].value
+
+
+@pytest.mark.parametrize("symmetries", ["paper", "attention"])
+def test_the_preset_decides_what_folds(symmetries: str) -> None:
+    result = quick(bert(), bert_batches(1), symmetries=symmetries)
+    assert result.symmetries == symmetries
+    assert result.pairs.folded == ({} if symmetries == "paper" else {"key_bias": 2, "value_bias": 2})
+
+
+def test_a_pass_counts_one_forward_and_one_backward_a_step() -> None:
+    model, batches = bert(num_hidden_layers=1), bert_batches(3)
+    forwards = 0
+
+    def hook(*_: Any) -> None:
+        nonlocal forwards
+        forwards += torch.is_grad_enabled()
+
+    model.register_forward_hook(hook)
+    result = score(model, batches, steps=20, reproducibility=False)
+    assert (result.passes.forwards, result.passes.backwards) == (3 * 21, 3 * 20)
+    assert forwards == 3 * 20
+    curve = score(model, batches, steps=20, rho=(0.1, 0.05), reproducibility=False, baselines=["adaptive"])
+    assert (curve.passes.forwards, curve.passes.backwards) == (2 * 3 * 21, 2 * 3 * 20)
+    checked = score(model, batches, steps=20)
+    assert checked.passes == result.passes
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix", "adaptive"])
+def test_the_curve_ascends_and_the_first_radius_asked_for_is_the_score(metric: str) -> None:
+    model, batches = bert(), bert_batches(2)
+    result = quick(model, batches, metric=metric, rho=(0.1, 0.4, 0.02, 0.2), steps=3)
+    assert [p.rho for p in result.curve] == [0.02, 0.1, 0.2, 0.4]
+    rises = [p.geodesic_sharpness for p in result.curve]
+    assert rises == sorted(rises)
+    assert (result.rho, result.geodesic_sharpness) == (0.1, rises[1])
+    assert (result.stderr, result.interval95) == (result.curve[1].stderr, result.curve[1].interval95)
+    smallest = quick(model, batches, metric=metric, rho=0.02, steps=3)
+    assert smallest.geodesic_sharpness == rises[0]
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_scores_repeat_bit_for_bit(average: bool) -> None:
+    first, second = (quick(bert(), bert_batches(2), average=average, seed=5, baselines=["adaptive"]) for _ in range(2))
+    assert dataclasses.replace(first, seconds=0.0) == dataclasses.replace(second, seconds=0.0)
+    other = quick(bert(), bert_batches(2), average=average, seed=6)
+    # Another seed is other draws; the worst case starts along the gradient and needs none.
+    assert (values(other) == values(first)) is not average
+
+
+def test_progress_ends_where_it_said_it_would() -> None:
+    told: list[Progress] = []
+    score(bert(), bert_batches(2), steps=3, rho=(0.1, 0.2), baselines=["adaptive"], progress=told.append)
+    assert {p.stage for p in told} >= {"score", "reproducibility", "baseline"}
+    assert [p.done for p in told] == sorted(p.done for p in told)
+    assert len({p.total for p in told}) == 1
+    # A step is told before the evaluation after it; the last one is not told any more.
+    assert told[-1].total - told[-1].done <= 1
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_micro_batches_of_samples_do_not_change_the_score(micro_batch: int) -> None:
+    model, batches = bert(), bert_batches(1)
+    whole, parts = (quick(model, batches, dtype="float64", micro_batch=m) for m in (None, micro_batch))
+    assert parts.base_loss == pytest.approx(whole.base_loss, rel=1e-12)
+    assert parts.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-10)
+
+
+# Language models take their own loss in float32 whatever they are themselves: 1e-5 is its rounding over a few steps.
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-5)])
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_micro_batches_of_padded_texts_do_not_change_the_score(dtype: str, tolerance: float, micro_batch: int) -> None:
+    model, batches = gpt2(), gpt2_batches()
+    lengths = batches[0]["attention_mask"].sum(1)
+    assert len(set(lengths.tolist())) > 2
+    whole = quick(model, batches, dtype=dtype)
+    parts = quick(model, batches, dtype=dtype, micro_batch=micro_batch)
+    assert parts.base_loss == pytest.approx(whole.base_loss, rel=tolerance)
+    assert parts.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=tolerance)
+    assert parts.passes == whole.passes
+
+
+def test_padding_does_not_change_the_score() -> None:
+    batch = gpt2_batches()[0]
+    padded = {k: nn.functional.pad(v, (0, 2), value=-100 if k == "labels" else 0) for k, v in batch.items()}
+    short, long = (quick(gpt2(), [b], dtype="float64") for b in (batch, padded))
+    assert long.geodesic_sharpness == pytest.approx(short.geodesic_sharpness, rel=1e-10)
+
+
+def per_sample(outputs: Any, batch: Any) -> Tensor:
+    """Mean over the tokens of each text, then one number a text."""
+    logits, labels = outputs.logits[:, :-1], batch["labels"][:, 1:]
+    losses = nn.functional.cross_entropy(logits.mT, labels, ignore_index=-100, reduction="none")
+    return losses.sum(1) / (labels != -100).sum(1)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 4])
+def test_a_loss_per_sample_or_its_mean_give_the_same_score(micro_batch: int | None) -> None:
+    model, batches = gpt2(), gpt2_batches()
+    plain = quick(model, batches, loss=per_sample, dtype="float64").geodesic_sharpness
+    for loss in (per_sample, lambda outputs, batch: per_sample(outputs, batch).mean()):
+        found = quick(model, batches, loss=loss, micro_batch=micro_batch, dtype="float64").geodesic_sharpness
+        assert found == pytest.approx(plain, rel=1e-10)
+    assert plain != pytest.approx(quick(model, batches, dtype="float64").geodesic_sharpness, rel=1e-3)
+
+
+def test_a_loss_that_is_the_model_s_own_gives_the_model_s_own_score() -> None:
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits, batch["labels"], reduction="none")
+
+    model, batches = bert(), bert_batches(2)
+    own = quick(model, batches).geodesic_sharpness
+    assert quick(model, batches, loss=loss).geodesic_sharpness == pytest.approx(own, rel=1e-5)
+
+
+def base_batches() -> list[dict[str, Tensor]]:
+    return [{k: v for k, v in b.items() if k != "labels"} | {"_target": b["labels"]} for b in bert_batches(1)]
+
+
+def test_a_base_model_needs_a_loss() -> None:
+    model = bert().bert
+    with pytest.raises(ModelError, match=r"returned no loss.*pass loss=\(outputs, batch\)"):
+        quick(model, base_batches())
+    result = quick(model, base_batches(), loss=lambda o, b: (o.last_hidden_state[:, 0, 0] - b["_target"]).square())
+    assert result.geodesic_sharpness > 0
+    assert result.pairs.count == 8
+
+
+def test_a_loss_without_gradients_is_refused() -> None:
+    with pytest.raises(ModelError, match="does not depend on the model's parameters"):
+        quick(bert(), bert_batches(1), loss=lambda outputs, batch: outputs.logits.detach().sum())
+
+
+def test_an_error_of_the_model_itself_is_not_taken_for_overflow() -> None:
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        raise ValueError("something else")
+
+    with pytest.raises(ValueError, match=r"^something else$"):
+        quick(bert(), bert_batches(1), loss=loss)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+def test_labels_of_the_model_need_no_labels_and_are_invariant(dtype: torch.dtype, tolerance: float) -> None:
+    model, twin = (bert(num_hidden_layers=1).to(dtype) for _ in range(2))
+    make_twin(twin, condition=10.0)
+    unlabelled = [{k: v for k, v in b.items() if k != "labels"} for b in bert_batches(2)]
+    results = [score(m, unlabelled, labels="model", steps=20) for m in (model, twin)]
+    assert all(abs(r.base_loss) < 10 * torch.finfo(dtype).eps for r in results)
+    assert results[0].geodesic_sharpness > 1e-4
+    assert results[0].data["labels"] == "model"
+    assert results[0].reproducible.ok
+    assert results[1].geodesic_sharpness == pytest.approx(results[0].geodesic_sharpness, rel=tolerance)
+
+
+def test_labels_of_the_model_in_micro_batches_count_tokens() -> None:
+    model, batches = gpt2(), gpt2_batches()
+    whole, parts = (
+        quick(model, batches, labels="model", dtype="float64", steps=1, rho=0.5, seed=1, micro_batch=m)
+        for m in (None, 2)
+    )
+    assert parts.base_loss == pytest.approx(whole.base_loss, abs=1e-14)
+
+
+# ------------------------------------------------------------------------------------------------------------ modes
+
+
+class Perceptron(nn.Module):
+    """No attention anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 4), nn.Linear(4, 2)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.outer(torch.tanh(self.inner(x)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+POINTS = [{"x": torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), "labels": torch.tensor([0, 1] * 3)}]
+
+
+def test_a_model_without_attention_is_scored_as_adaptive_with_a_warning() -> None:
+    with pytest.warns(GeosharpWarning, match="no attention symmetry"):
+        result = quick(Perceptron(), POINTS)
+    assert (result.metric, result.geodesic, result.symmetries) == ("adaptive", "first", "none")
+    assert any("no attention symmetry" in w for w in result.warnings)
+    assert result.pairs.count == 0
+    assert result.rho == DEFAULT_RHO["adaptive"]
+    assert result.geodesic_sharpness == quick(Perceptron(), POINTS, metric="adaptive").geodesic_sharpness
+
+
+def test_average_sharpness_is_below_the_worst_and_takes_a_forward_a_draw() -> None:
+    model, batches = bert(), bert_batches(2)
+    worst = quick(model, batches, steps=10)
+    mean = quick(model, batches, steps=10, average=True, rho=(0.1, 0.2))
+    assert mean.mode == "average"
+    assert mean.geodesic_sharpness < worst.geodesic_sharpness
+    assert (mean.passes.forwards, mean.passes.backwards) == (2 * (1 + 10 + 10), 0)
+    assert mean.reproducible.ok is None
+    assert [p.rho for p in mean.curve] == [0.1, 0.2]
+
+
+def test_average_sharpness_does_not_depend_on_the_weights_a_function_is_written_in() -> None:
+    model, twin = bert().double(), bert().double()
+    make_twin(twin, condition=10.0)
+    results = [quick(m, bert_batches(1), steps=10, average=True, rho=0.5) for m in (model, twin)]
+    # Equal draws: the gauge fixes the signs of the columns, too. 1e-6 is what parts of the model in float32 leave.
+    assert results[1].geodesic_sharpness == pytest.approx(results[0].geodesic_sharpness, rel=1e-6)
+
+
+def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> None:
+    with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+30"):
+        quick(bert(), bert_batches(1), average=True, rho=1e30)
+
+
+@pytest.mark.parametrize("baseline", ["adaptive", "euclidean"])
+def test_a_baseline_is_the_score_under_its_own_metric(baseline: str) -> None:
+    model, batches = bert(), bert_batches(2)
+    result = quick(model, batches, rho=(0.2, 0.1), baselines=[baseline])
+    assert result.baselines == {baseline: quick(model, batches, metric=baseline, rho=0.2).geodesic_sharpness}
+    assert result.geodesic_sharpness == quick(model, batches, rho=(0.2, 0.1)).geodesic_sharpness
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("geodesic", ["first", "second", "exact"])
+def test_geodesics_agree_at_small_radii(metric: str, geodesic: str) -> None:
+    model, batches = bert(), bert_batches(1)
+    straight = quick(model, batches, metric=metric, geodesic="first", rho=1e-3, dtype="float64").geodesic_sharpness
+    found = quick(model, batches, metric=metric, geodesic=geodesic, rho=1e-3, dtype="float64")
+    assert found.geodesic == geodesic
+    assert found.geodesic_sharpness == pytest.approx(straight, rel=1e-2)
+
+
+# --------------------------------------------------------------------------------------------------- reproducibility
+
+
+def test_reproducibility_can_be_left_out() -> None:
+    result = quick(bert(), bert_batches(1), reproducibility=False)
+    assert result.reproducible.ok is None
+    assert result.curve[0].reproducible is None
+
+
+# ------------------------------------------------------------------------------------------------------------- JSON
+
+
+@pytest.fixture(scope="module")
+def rich() -> SharpnessResult:
+    return score(bert(), bert_batches(2), steps=2, rho=(0.1, 0.2), baselines=["adaptive", "euclidean"])
+
+
+@pytest.fixture(scope="module")
+def poor() -> SharpnessResult:
+    return score(Perceptron(), POINTS, metric="euclidean", steps=1, reproducibility=False)
+
+
+@pytest.mark.parametrize("which", ["rich", "poor"])
+def test_a_result_survives_the_way_through_json(which: str, request: pytest.FixtureRequest) -> None:
+    result: SharpnessResult = request.getfixturevalue(which)
+    assert SharpnessResult.from_dict(result.to_dict()) == result
+    text = result.to_json()
+    assert SharpnessResult.from_dict(json.loads(text)) == result
+    assert SharpnessResult.from_dict(json.loads(text)).to_json() == text
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+def test_the_keys_of_a_result_are_stable(rich: SharpnessResult) -> None:
+    assert list(rich.to_dict()) == [
+        "schema", "geodesic_sharpness", "stderr", "interval95", "base_loss", "rho", "metric", "geodesic", "symmetries",
+        "mode", "steps", "seed", "samples", "batch_size", "per_batch", "curve", "baselines", "pairs", "share",
+        "reproducible", "passes", "seconds", "model", "data", "versions", "warnings",
+    ]  # fmt: skip
+    data = rich.to_dict()
+    assert list(data["per_batch"][0]) == ["index", "base_loss", "value", "steps", "converged"]
+    assert list(data["reproducible"]) == ["ok", "spread", "how"]
+    assert list(data["passes"]) == ["forwards", "backwards"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_json_never_holds_a_number_that_is_none(rich: SharpnessResult, value: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        dataclasses.replace(rich, base_loss=value).to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"extra": 1}, r"unknown keys \['extra'\]"),
+        ({"rho": None}, r"missing keys \['rho'\]"),
+    ],
+)
+def test_another_record_is_refused(rich: SharpnessResult, change: dict[str, Any], message: str) -> None:
+    data = {k: v for k, v in {**rich.to_dict(), **change}.items() if v is not None or k in ("stderr", "interval95")}
+    with pytest.raises(DataError, match=message):
+        SharpnessResult.from_dict(data)
+
+
+# ------------------------------------------------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("dof", [1, 2, 3, 4, 7, 8, 15, 30, 127])
+@pytest.mark.parametrize("p", [0.6, 0.9, 0.975, 0.9995])
+def test_student_quantiles_are_those_of_scipy(dof: int, p: float) -> None:
+    assert student_quantile(p, dof) == pytest.approx(stats.t.ppf(p, dof), rel=1e-9)
+
+
+def test_mean_and_error_are_the_textbook_ones() -> None:
+    data = [0.3, 0.1, 0.8, 0.25]
+    mean, stderr, interval = mean_with_error(data)
+    assert mean == pytest.approx(sum(data) / 4)
+    assert stderr == pytest.approx(float(stats.sem(data)))
+    assert interval == pytest.approx(stats.t.interval(0.95, 3, mean, stderr))
+    assert mean_with_error([2.0]) == (2.0, None, None)

@@ -1,0 +1,88 @@
+"""Whole scores of the shipped demos: the twin is the same function, and its score is the same number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_geosharp import SharpnessResult, demos, score_pretrained
+from hf_geosharp.errors import UsageError
+from hf_geosharp.tasks.prepare import prepare
+
+
+def scored(name: str, **changes: Any) -> SharpnessResult:
+    return score_pretrained(name, **{"samples": 256, "device": "cpu", **changes})
+
+
+def agree_to_five_digits(a: float, b: float) -> bool:
+    return abs(a - b) <= 1e-5 * max(abs(a), abs(b))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("name", ["digits-vit", "vader-bert"])
+def test_a_demo_and_its_twin_agree_to_five_digits_where_adaptive_sharpness_differs(name: str, metric: str) -> None:
+    model, twin = (scored(f"demo:{name}{suffix}", metric=metric, baselines=["adaptive"]) for suffix in ("", "-twin"))
+    assert model.geodesic_sharpness > 1e-3
+    assert model.reproducible.ok
+    assert twin.reproducible.ok
+    assert agree_to_five_digits(model.geodesic_sharpness, twin.geodesic_sharpness)
+    assert all(agree_to_five_digits(a.value, b.value) for a, b in zip(model.per_batch, twin.per_batch, strict=True))
+    assert twin.baselines["adaptive"] > 3 * model.baselines["adaptive"]
+    assert twin.model["id"] == f"demo:{name}-twin"
+    assert twin.data == model.data
+
+
+@pytest.mark.parametrize("name", ["digits-vit", "vader-bert"])
+def test_a_twin_is_the_same_function_at_other_weights(name: str) -> None:
+    from hf_geosharp.scoring import make_twin
+
+    folder = demos.path(name)
+    prepared = prepare(str(folder), data=str(folder / "data"), samples=32, batch_size=32, dtype="float64", device="cpu")
+    model, batch = prepared.model.eval(), prepared.batches[0]
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with torch.no_grad():
+        outputs = model(**batch).logits
+        make_twin(model)
+        moved = model(**batch).logits
+    torch.testing.assert_close(moved, outputs, rtol=1e-9, atol=1e-9)
+    distance = max(float((p.detach() - before[n]).norm() / before[n].norm()) for n, p in model.named_parameters())
+    assert distance > 0.5
+
+
+def test_a_copied_demo_scored_from_its_folder_gives_the_same_number(tmp_path: Path) -> None:
+    folder = demos.copy("digits-vit", tmp_path / "mine")
+    options = {"samples": 64, "batch_size": 32, "steps": 3}
+    shipped = scored("demo:digits-vit", **options)
+    copied = scored(str(folder), data=str(folder / "data"), **options)
+    assert copied.geodesic_sharpness == shipped.geodesic_sharpness
+    assert copied.per_batch == shipped.per_batch
+    assert shipped.data["id"] == "demo:digits-vit"
+
+
+def test_float64_and_float32_agree_on_a_demo() -> None:
+    options = {"samples": 64, "batch_size": 64, "steps": 5}
+    narrow, wide = (scored("demo:digits-vit", dtype=d, **options) for d in ("float32", "float64"))
+    assert narrow.geodesic_sharpness == pytest.approx(wide.geodesic_sharpness, rel=1e-4)
+
+
+def test_labels_of_the_model_need_no_label_column() -> None:
+    result = scored("demo:digits-vit", samples=32, batch_size=32, steps=2, labels="model")
+    assert abs(result.base_loss) < 1e-6
+    assert result.data["labels"] == "model"
+
+
+def test_a_demo_that_does_not_ship_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="there is no demo 'digits-cnn'"):
+        scored("demo:digits-cnn")
+
+
+def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
+    result = scored("demo:digits-vit", metric="mix", rho=(1.0, 1e-3), samples=128)
+    assert {p.rho: p.reproducible for p in result.curve} == {1e-3: True, 1.0: False}
+    assert result.reproducible.ok is False
+    assert result.reproducible.spread > 0.01
+    assert any("rho 1 is not reproducible" in w and "smaller radius" in w for w in result.warnings)
