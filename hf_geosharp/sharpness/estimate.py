@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
+from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
@@ -321,13 +322,13 @@ class _Scored:
         """One ball at each radius, ascending, each started from the best point of the one before."""
         objective = Objective(self.borrowed.model, self.batches[index], self.loss, self.weight, settings.micro_batch)
 
-        def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
+        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             chart.write(u)
             value = objective.evaluate(gradient)
             return value, chart.pull() if gradient else None
 
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
-        start: Tensor | None = None
+        start: Tangent | None = None
         base: float | None = None
         for rho in sorted(set(settings.radii)):
             report = self.track.report(stage, index + 1, rho)

@@ -120,9 +120,7 @@ def test_tying_the_embedding_of_llama_keeps_its_final_gain_from_folding() -> Non
 
 
 @each_family
-def test_the_preset_paper_folds_nothing_and_finds_the_same_pairs(
-    family: Family, maps: dict[str, SymmetryMap]
-) -> None:
+def test_the_preset_paper_folds_nothing_and_finds_the_same_pairs(family: Family, maps: dict[str, SymmetryMap]) -> None:
     found = find_symmetries(build(family.name), batch_of(family.name), preset="paper")
     assert found.folds == ()
     assert found.pairs == maps[family.name].pairs
