@@ -1,8 +1,9 @@
 """Cost of the geometry: passes a step, time on top of a forward and backward pass, and peak memory.
 
-    python benchmarks/geometry_cost.py [--threads 2] [--repeats 5] [--case base|tiny|all]
+    python benchmarks/geometry_cost.py [--threads 2] [--repeats 3] [--steps 5] [--case base|tiny|all]
 
-Every figure is measured in this process, model pass and geometry in turn (A B A B ...); ratios are medians.
+A real ascent is timed: its model passes, and all the rest of it, in turn in one process; ratios are medians over
+repeats (one for exact geodesics).
 Peak memory runs in a process of its own, on a sequence so short that activations do not count.
 """
 
@@ -15,13 +16,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
+from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.estimate import Settings, estimate
@@ -61,14 +63,21 @@ def build(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     return model, batch
 
 
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+class Stopwatch:
+    """An objective that keeps the seconds of each forward and backward pass."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.objective, self.seconds = objective, list[float]()
+
+    def evaluate(self, gradient: bool) -> float:
+        start = time.perf_counter()
+        value = self.objective.evaluate(gradient)
+        self.seconds.append(time.perf_counter() - start)
+        return value
 
 
-def step_cost(case: Case, repeats: int) -> None:
-    """Seconds of one forward + backward pass, and of everything else that a step does."""
+def step_cost(case: Case, steps: int, repeats: int) -> None:
+    """Seconds of one forward + backward pass, and of everything else that a step of the ascent does."""
     model, batch = build(case)
     symmetries = find_symmetries(model)
     print(f"\n{case.title}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
@@ -76,30 +85,30 @@ def step_cost(case: Case, repeats: int) -> None:
         for geodesic in ("second", "exact"):
             with borrow(model) as borrowed:
                 chart = Chart(borrowed, symmetries, Geometry(metric, geodesic))
-                objective = Objective(model, batch)
-                u = chart.space.random(torch.Generator().manual_seed(0))
-                u.mul_(0.01 / chart.space.norm(u))
-                old = chart.space.zeros()
-                passes, geometry = [], []
-                chart.write(u)
-                for _ in range(repeats + 1):
-                    passes.append(timed(lambda: objective.evaluate(True)))  # noqa: B023
-
-                    def rest() -> None:
-                        g = chart.pull()  # noqa: B023
-                        g.mul_(1 / chart.space.norm(g))  # noqa: B023
-                        old.mul_(0.25).add_(u, alpha=0.5).add_(g, alpha=0.1)  # noqa: B023
-                        chart.space.dot(u, g)  # noqa: B023
-                        chart.space.norm(old)  # noqa: B023
-                        chart.write(u)  # noqa: B023
-
-                    geometry.append(timed(rest))
-                ratio = [g / p for g, p in zip(geometry[1:], passes[1:], strict=True)]
+                passes, rest = [], []
+                for _ in range(repeats if geodesic == "second" else 1):
+                    watch = Stopwatch(Objective(model, batch))
+                    total = ascent_seconds(chart, watch, steps)
+                    # The last evaluation of an ascent has no backward pass.
+                    passes.append(statistics.median(watch.seconds[1:-1]))
+                    rest.append((total - sum(watch.seconds)) / steps)
+                ratio = [r / p for r, p in zip(rest, passes, strict=True)]
                 print(
-                    f"  {metric:4} {geodesic:7} forward+backward {statistics.median(passes[1:]):7.3f} s   "
-                    f"geometry {statistics.median(geometry[1:]):7.3f} s   "
+                    f"  {metric:4} {geodesic:7} forward+backward {statistics.median(passes):7.3f} s   "
+                    f"everything else {statistics.median(rest):7.3f} s a step   "
                     f"ratio {statistics.median(ratio):6.1%} ({min(ratio):.1%} to {max(ratio):.1%})"
                 )
+
+
+def ascent_seconds(chart: Chart, watch: Stopwatch, steps: int) -> float:
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        chart.write(u)
+        value = watch.evaluate(gradient)
+        return value, chart.pull() if gradient else None
+
+    start = time.perf_counter()
+    auto_pgd(chart.space, evaluate, 0.01, steps)
+    return time.perf_counter() - start
 
 
 def passes_per_step(case: Case) -> None:
@@ -114,8 +123,10 @@ def peak_memory(case: Case) -> None:
     code = f"from benchmarks.geometry_cost import measure_peak; measure_peak({case.title!r})"
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     figures = json.loads(out.strip().splitlines()[-1])
-    print(f"\npeak memory of a score, {case.title.split(',')[0]}, 2 x 8 tokens: {figures['ratio']:.2f} times the float32 "
-          f"parameters ({figures['peak_mb']:.0f} MB for {figures['parameter_mb']:.0f} MB)")  # fmt: skip
+    print(
+        f"\npeak memory of a score, {case.title.split(',')[0]}, 2 x 8 tokens: {figures['ratio']:.2f} times the float32"
+        f" parameters ({figures['peak_mb']:.0f} MB for {figures['parameter_mb']:.0f} MB)"
+    )
 
 
 def measure_peak(title: str) -> None:
@@ -133,7 +144,8 @@ def measure_peak(title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -142,7 +154,7 @@ def main() -> None:
     passes_per_step(CASES["tiny"])
     for name, case in CASES.items():
         if arguments.case in (name, "all"):
-            step_cost(case, arguments.repeats)
+            step_cost(case, arguments.steps, arguments.repeats)
     if arguments.case in ("base", "all"):
         peak_memory(CASES["base"])
 

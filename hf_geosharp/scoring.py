@@ -81,7 +81,7 @@ def score(
     settings = Settings(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
         average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
-        reproducibility=reproducibility, verify=verify,
+        reproducibility=reproducibility, verify=verify, stationary=labels == "model",
     )  # fmt: skip
     if dtype not in (None, "float32", "float64"):
         raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")

@@ -83,8 +83,8 @@ class EndPoint(ABC):
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Coordinates of the gradient of u -> f(γ_u(1)), given the plain gradient of f at γ_u(1).
 
-        With ``horizontal`` its horizontal part, which for pairs costs nothing more. In ``out`` if given, which must
-        not overlap ``covector``.
+        With ``horizontal`` its horizontal part, which for pairs costs nothing more. In ``out`` if given, which for
+        pairs must not overlap ``covector``.
         """
 
 

@@ -1,7 +1,7 @@
 """The product of all pairs and loose parameters: one norm, one ball, one map from tangent vectors to points.
 
-A tangent vector of the whole space is one flat real tensor of coordinates u; each part owns a slice of it. In these
-coordinates the metric is Euclidean, so the ball is a plain ball, and whoever climbs needs to know nothing else.
+A tangent vector of the whole space has a flat real piece of coordinates for each part. In these coordinates the metric
+is Euclidean, so the ball is a plain ball, and whoever climbs needs to know nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,33 @@ from hf_geosharp.geometry.metrics import Frame, Order, Tensors
 
 _CHUNK = 1 << 18
 """Entries worked on at a time: what several vectors have of them fits a cache."""
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """A tangent vector: the flat coordinates of each part. In-place methods end in an underscore."""
+
+    pieces: tuple[Tensor, ...]
+
+    def clone(self) -> Tangent:
+        """A copy with memory of its own."""
+        return Tangent(tuple(p.clone() for p in self.pieces))
+
+    def copy_(self, other: Tangent) -> Tangent:
+        """Takes the values of another."""
+        for mine, theirs in zip(self.pieces, other.pieces, strict=True):
+            mine.copy_(theirs)
+        return self
+
+    def mul_(self, factor: float) -> Tangent:
+        """Scales it."""
+        for piece in self.pieces:
+            piece.mul_(factor)
+        return self
+
+    def flat(self) -> Tensor:
+        """All coordinates in one tensor, copied."""
+        return torch.cat([p.reshape(-1) for p in self.pieces])
 
 
 @dataclass(frozen=True)
@@ -38,84 +65,88 @@ class Part:
         """How many real coordinates it has."""
         return sum(math.prod(s) for s in self.shapes) * (2 if self.complex else 1)
 
-    def split(self, flat: Tensor) -> Tensors:
-        """Its slice of a tangent vector as the frame wants it: (copies, rows, d) for pairs; views, not copies."""
-        out = []
-        for shape, piece in zip(self.shapes, self.storage(flat), strict=True):
-            out.append(piece.mT if len(shape) == 3 else piece)
-        return tuple(out)
+    def split(self, piece: Tensor) -> Tensors:
+        """Its piece of a tangent vector as the frame wants it: (copies, rows, d) for pairs; views, not copies."""
+        return tuple(x.mT if x.ndim == 3 else x for x in self.storage(piece))
 
-    def storage(self, flat: Tensor) -> Tensors:
+    def storage(self, piece: Tensor) -> Tensors:
         """The same as it lies in memory, with ``shapes``."""
         out, at = [], 0
         for shape in self.shapes:
             n = math.prod(shape) * (2 if self.complex else 1)
-            piece = flat[at : at + n]
-            out.append(torch.view_as_complex(piece.view(*shape, 2)) if self.complex else piece.view(shape))
+            cut = piece[at : at + n]
+            out.append(torch.view_as_complex(cut.view(*shape, 2)) if self.complex else cut.view(shape))
             at += n
         return tuple(out)
 
 
 class Space:
-    """A point of the quotient with everything needed to leave it: parts, their slices, and the inner product."""
+    """A point of the quotient with everything needed to leave it: parts, their tangent vectors, the inner product."""
 
     def __init__(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> None:
         self.parts = tuple(parts)
         self.dtype, self.device = dtype, device
-        self.offsets = [0]
-        for part in parts:
-            self.offsets.append(self.offsets[-1] + part.numel)
 
     @property
     def size(self) -> int:
-        """Length of a tangent vector."""
-        return self.offsets[-1]
+        """Number of coordinates."""
+        return sum(p.numel for p in self.parts)
 
     @property
     def dimension(self) -> int:
         """Dimension of the horizontal space: the directions that can move the function."""
         return sum(p.frame.dimension for p in self.parts)
 
-    def zeros(self) -> Tensor:
+    def zeros(self) -> Tangent:
         """The zero tangent vector."""
-        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        return Tangent(tuple(torch.zeros(p.numel, dtype=self.dtype, device=self.device) for p in self.parts))
 
-    def slices(self, u: Tensor) -> Iterator[tuple[Part, Tensor]]:
-        """Each part with its slice of u."""
-        for part, start, end in zip(self.parts, self.offsets, self.offsets[1:], strict=False):
-            yield part, u[start:end]
+    def unflatten(self, flat: Tensor) -> Tangent:
+        """The tangent vector with these coordinates, (size,); the inverse of :meth:`Tangent.flat`."""
+        return Tangent(tuple(x.clone() for x in flat.split([p.numel for p in self.parts])))
 
-    def dots(self, *pairs: tuple[Tensor, Tensor]) -> list[float]:
+    def slices(self, u: Tangent) -> Iterator[tuple[Part, Tensor]]:
+        """Each part with its piece of u."""
+        return zip(self.parts, u.pieces, strict=True)
+
+    def dots(self, *pairs: tuple[Tangent, Tangent]) -> list[float]:
         """⟨u, v⟩ of each pair of tangent vectors, summed in double precision over chunks."""
         totals = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
-        for start in range(0, pairs[0][0].numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            totals += torch.stack([torch.dot(u[chunk], v[chunk]) for u, v in pairs])
+        for i, part in enumerate(self.parts):
+            for start in range(0, part.numel, _CHUNK):
+                chunk = slice(start, start + _CHUNK)
+                totals += torch.stack([torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs])
         return [float(x) for x in totals]
 
-    def dot(self, u: Tensor, v: Tensor) -> float:
+    def dot(self, u: Tangent, v: Tangent) -> float:
         """⟨u, v⟩."""
         return self.dots((u, v))[0]
 
-    def combine_(self, out: Tensor, a: float, *terms: tuple[Tensor, float]) -> Tensor:
-        """out <- a out + Σ coefficient · vector, in place and chunk by chunk."""
-        for start in range(0, out.numel(), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            piece = out[chunk].mul_(a)
-            for vector, coefficient in terms:
-                piece.add_(vector[chunk], alpha=coefficient)
-        return out
-
-    def norm(self, u: Tensor) -> float:
+    def norm(self, u: Tangent) -> float:
         """‖u‖."""
         return math.sqrt(self.dot(u, u))
 
-    def share(self, u: Tensor) -> dict[str, float]:
+    def empty(self) -> Tangent:
+        """Memory for a tangent vector, with whatever is in it."""
+        return Tangent(tuple(torch.empty(p.numel, dtype=self.dtype, device=self.device) for p in self.parts))
+
+    def combine(self, out: Tangent, *terms: tuple[Tangent, float]) -> Tangent:
+        """out <- Σ coefficient · vector, chunk by chunk; ``out`` is none of the vectors but possibly the first."""
+        (first, a), rest = terms[0], terms[1:]
+        for i, part in enumerate(self.parts):
+            for start in range(0, part.numel, _CHUNK):
+                chunk = slice(start, start + _CHUNK)
+                piece = torch.mul(first.pieces[i][chunk], a, out=out.pieces[i][chunk])
+                for vector, coefficient in rest:
+                    piece.add_(vector.pieces[i][chunk], alpha=coefficient)
+        return out
+
+    def share(self, u: Tangent) -> dict[str, float]:
         """Part -> its share of ‖u‖²; zeros for u = 0."""
         total = self.dot(u, u) or 1.0
-        return {part.name: self.dot(piece, piece) / total for part, piece in self.slices(u)}
+        return {part.name: float((piece.double() ** 2).sum()) / total for part, piece in self.slices(u)}
 
-    def horizontal_(self, u: Tensor) -> Tensor:
+    def horizontal_(self, u: Tangent) -> Tangent:
         """Makes u horizontal, in place, and removes directions that the point does not have."""
         for part, piece in self.slices(u):
             views = part.split(piece)
@@ -123,10 +154,13 @@ class Space:
                 target.copy_(value)
         return u
 
-    def random(self, generator: torch.Generator) -> Tensor:
+    def random(self, generator: torch.Generator) -> Tangent:
         """A standard Gaussian tangent vector, horizontal: E‖u‖² is :attr:`dimension`.
 
         Drawn on the CPU, so that it does not depend on the device.
         """
-        u = torch.randn(self.size, dtype=torch.float64, generator=generator)
-        return self.horizontal_(u.to(self.device, self.dtype))
+        pieces = []
+        for part in self.parts:
+            noise = torch.randn(part.numel, dtype=torch.float64, generator=generator)
+            pieces.append(noise.to(self.device, self.dtype))
+        return self.horizontal_(Tangent(tuple(pieces)))

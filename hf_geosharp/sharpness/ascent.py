@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from hf_geosharp.geometry.space import Space
+from hf_geosharp.geometry.space import Space, Tangent
 
 MOMENTUM = 0.75
 IMPROVING = 0.75
@@ -22,7 +21,7 @@ IMPROVING = 0.75
 NOISE = 10.0
 """A slope that raises the loss by less than this many roundings of it inside the ball is rounding itself."""
 
-Evaluate = Callable[[Tensor, bool], tuple[float, Tensor | None]]
+Evaluate = Callable[[Tangent, bool], tuple[float, Tangent | None]]
 """(u, wants gradient) -> loss at γ_u(1), and its horizontal gradient in u if wanted."""
 
 Report = Callable[[int, float], None]
@@ -37,7 +36,7 @@ class NotFiniteError(ValueError):
 class Climb:
     """The best point found. ``rise`` is its loss less ``base``; ``history`` the best rise after each step."""
 
-    u: Tensor
+    u: Tangent
     rise: float
     base: float
     history: tuple[float, ...]
@@ -72,8 +71,9 @@ def auto_pgd(
     rho: float,
     steps: int,
     *,
-    start: Tensor | None = None,
+    start: Tangent | None = None,
     base: float | None = None,
+    stationary: bool = False,
     generator: torch.Generator | None = None,
     report: Report | None = None,
 ) -> Climb:
@@ -86,6 +86,7 @@ def auto_pgd(
         steps: ascent steps.
         start: where to start, inside the ball; the base point (u = 0) if None.
         base: the loss at the base point, needed with ``start``.
+        stationary: the base point is a minimum by construction: the first step follows a random direction.
         generator: for a first direction where the gradient at the start vanishes.
         report: called after each step.
 
@@ -98,28 +99,28 @@ def auto_pgd(
         raise NotFiniteError(f"the loss before any step is {loss}")
     base = loss if base is None else base
     assert g is not None
-    if rho * space.norm(g) <= NOISE * torch.finfo(g.dtype).eps * max(1.0, abs(loss)):
+    slope = rho * space.norm(g)
+    if (stationary and start is None) or slope <= NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)):
         # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
-        g.zero_()
-    old = x.clone()
-    best, best_g, best_loss = x.clone(), g, loss
+        g.mul_(0.0)
+    walk = _Walk(space, x, rho)
+    best_g, best_loss = g, loss
     history = [best_loss - base]
     marks = checkpoints(steps)
     eta, last_mark, improved = 2.0 * rho, 0, 0
     eta_at_mark, best_at_mark = eta, best_loss
-    finite, momentum = True, False
+    finite = True
     for k in range(1, steps + 1):
-        x, old = _step(space, x, old, _direction(space, g, generator), eta, rho, MOMENTUM if momentum else 1.0), x
-        momentum = True
+        walk.step(g, eta, generator)
         del g
-        new_loss, g = evaluate(x, k < steps)
+        new_loss, g = evaluate(walk.x, k < steps)
         good = math.isfinite(new_loss)
         finite = finite and good
         improved += good and new_loss > loss
         loss = new_loss if good else -math.inf
         if good and new_loss > best_loss:
             best_loss = new_loss
-            best.copy_(x)
+            walk.keep()
             if g is not None:
                 best_g = g
         history.append(best_loss - base)
@@ -135,35 +136,71 @@ def auto_pgd(
             last_mark, improved = k, 0
             if few or stuck or not good:
                 eta /= 2
-                x.copy_(best)
-                old.copy_(best)
-                g, loss, momentum = best_g, best_loss, False
-    return Climb(best, best_loss - base, base, tuple(history), finite)
+                walk.restart()
+                g, loss = best_g, best_loss
+    return Climb(walk.best, best_loss - base, base, tuple(history), finite)
 
 
-def _direction(space: Space, g: Tensor, generator: torch.Generator | None) -> Tensor:
-    """g, or a random horizontal vector where there is no gradient to follow."""
-    if bool(g.any()) and bool(torch.isfinite(g).all()):
-        return g
-    return space.random(generator or torch.Generator().manual_seed(0))
+class _Walk:
+    """The point, the one before and the best one, in three buffers that change places instead of being copied.
 
-
-def _step(space: Space, x: Tensor, old: Tensor, g: Tensor, eta: float, rho: float, alpha: float) -> Tensor:
-    """P(x + α (z - x) + (1 - α)(x - old)) with z = P(x + η g/‖g‖); the result takes the place of ``old``.
-
-    P is the radial projection on the ball. The inner products decide all coefficients beforehand, so that the vectors
-    are read once more and nothing else of their size is made.
+    The inner products of ``x`` and ``old`` are kept up to date by the same linear combinations as the vectors.
     """
-    gg, xg, og, xx, ox, oo = space.dots((g, g), (x, g), (old, g), (x, x), (old, x), (old, old))
-    unit = eta / math.sqrt(gg) if gg > 0 else 0.0
-    length = math.sqrt(max(0.0, xx + 2 * unit * xg + unit**2 * gg))
-    shrink = min(1.0, rho / length) if length > 0 else 1.0
-    a, b, c = alpha - 1.0, 2 - 2 * alpha + alpha * shrink, alpha * shrink * unit
-    square = a * a * oo + b * b * xx + c * c * gg + 2 * (a * b * ox + a * c * og + b * c * xg)
-    # A hair inside, so that rounding does not leave the ball.
-    inside = rho * (1 - 16 * torch.finfo(x.dtype).eps)
-    scale = min(1.0, inside / math.sqrt(square)) if square > 0 else 1.0
-    return space.combine_(old, scale * a, (x, scale * b), (g, scale * c))
+
+    def __init__(self, space: Space, x: Tangent, rho: float) -> None:
+        self.space, self.rho = space, rho
+        self.x = self.old = self.best = x
+        # A hair inside, so that rounding does not leave the ball.
+        self.inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
+        self.spare: list[Tangent] = []
+        self.restart()
+
+    def keep(self) -> None:
+        """The point is the best so far."""
+        self._release(self.best)
+        self.best, self.best_square = self.x, self.xx
+
+    def restart(self) -> None:
+        """Back to the best point, without momentum."""
+        for buffer in (self.x, self.old):
+            self._release(buffer)
+        self.x = self.old = self.best
+        self.xx = self.ox = self.oo = self.best_square = self.space.dot(self.best, self.best)
+        self.momentum = 1.0
+
+    def _release(self, buffer: Tangent) -> None:
+        """Notes a buffer that is about to lose one of its three roles."""
+        roles = sum(buffer is other for other in (self.x, self.old, self.best))
+        if roles == 1 and not any(buffer is s for s in self.spare):
+            self.spare.append(buffer)
+
+    def step(self, g: Tangent, eta: float, generator: torch.Generator | None) -> None:
+        """x <- P(x + α (z - x) + (1 - α)(x - old)) with z = P(x + η g/‖g‖).
+
+        P is the radial projection on the ball; where there is no gradient to follow, g is a random horizontal vector.
+        Inner products decide all coefficients beforehand, so that each vector is read once more and that is all.
+        """
+        space, alpha = self.space, self.momentum
+        gg, xg, og = space.dots((g, g), (self.x, g), (self.old, g))
+        if not (gg > 0 and math.isfinite(gg)):
+            g = space.random(generator or torch.Generator().manual_seed(0))
+            gg, xg, og = space.dots((g, g), (self.x, g), (self.old, g))
+        unit = eta / math.sqrt(gg) if gg > 0 else 0.0
+        length = math.sqrt(max(0.0, self.xx + 2 * unit * xg + unit**2 * gg))
+        shrink = min(1.0, self.rho / length) if length > 0 else 1.0
+        a, b, c = alpha - 1.0, 2 - 2 * alpha + alpha * shrink, alpha * shrink * unit
+        square = a * a * self.oo + b * b * self.xx + c * c * gg
+        square += 2 * (a * b * self.ox + a * c * og + b * c * xg)
+        scale = min(1.0, self.inside / math.sqrt(square)) if square > 0 else 1.0
+        a, b, c = scale * a, scale * b, scale * c
+        if self.old is not self.x and self.old is not self.best:
+            new = self.old
+        else:
+            new = self.spare.pop() if self.spare else space.empty()
+        space.combine(new, (self.old, a), (self.x, b), (g, c))
+        self.old, self.x = self.x, new
+        self.oo, self.ox, self.xx = self.xx, a * self.ox + b * self.xx + c * xg, scale**2 * max(square, 0.0)
+        self.momentum = MOMENTUM
 
 
 def average(
@@ -175,7 +212,7 @@ def average(
     *,
     base: float,
     report: Report | None = None,
-) -> tuple[float, Tensor]:
+) -> tuple[float, Tangent]:
     """Mean rise of the loss under Gaussian horizontal perturbations with E‖u‖² = rho², and the last of them.
 
     ``draws`` are in antithetic pairs (u, -u), which cancels the first-order term; one forward pass a draw.
@@ -183,7 +220,7 @@ def average(
     scale = rho / math.sqrt(max(space.dimension, 1))
     total, u = 0.0, space.zeros()
     for k in range(draws):
-        u = -u if k % 2 else space.random(generator).mul_(scale)
+        u = u.mul_(-1.0) if k % 2 else space.random(generator).mul_(scale)
         total += evaluate(u, False)[0] - base
         if report is not None:
             report(k + 1, total / (k + 1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
 from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, Order
-from hf_geosharp.geometry.space import Part, Space
+from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -193,7 +193,7 @@ class Chart:
     # ---------------------------------------------------------------------------------------------------- transport
 
     @torch.no_grad()
-    def write(self, u: Tensor) -> None:
+    def write(self, u: Tangent) -> None:
         """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`."""
         self._ends = []
         for i, (part, piece) in enumerate(self.space.slices(u)):
@@ -210,30 +210,39 @@ class Chart:
             self._ends.append(end)
 
     @torch.no_grad()
-    def pull(self) -> Tensor:
-        """The gradient with respect to u of the loss whose gradients the parameters hold: horizontal, flat.
+    def pull(self) -> Tangent:
+        """The horizontal gradient with respect to u of the loss whose gradients the parameters hold.
 
-        Takes the parameters' gradients away as it goes.
+        Takes the parameters' gradients away: those of loose parameters become pieces of the result, in place.
         """
-        g = torch.empty(self.space.size, dtype=self.space.dtype, device=self.space.device)
-        pieces = list(zip(self.space.slices(g), self._ends, strict=True))
         count = len(self._batches)
-        paired = {n for b in self._batches for p in b.pairs for n in p.parameters}
-        for ((_, piece), end), item in zip(pieces[count:], self._loose, strict=True):
-            gradient = item.leaf.gradient().reshape(-1)
-            if item.index is not None:
-                gradient = gradient[item.index]
-            end.pullback((gradient.unsqueeze(0),), out=(piece.unsqueeze(0),))
-            if item.leaf.name not in paired:
-                _forget(item.leaf)
+        paired = list(dict.fromkeys(n for b in self._batches for p in b.pairs for n in p.parameters))
         gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
-        for ((part, piece), end), batch in zip(pieces[:count], self._batches, strict=True):
-            covector = [torch.empty_like(x) for x in part.storage(piece)]
+        loose = []
+        for end, item in zip(self._ends[count:], self._loose, strict=True):
+            row = gradients.get(item.leaf.name)
+            row = (item.leaf.gradient() if row is None else row).reshape(1, -1)
+            if item.index is not None:
+                row = row[:, item.index]
+            loose.append(end.pullback((row,), out=(row,))[0].view(-1))
+        pieces = []
+        for part, end, batch in zip(self.space.parts, self._ends, self._batches, strict=False):
+            covector = [
+                torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.device)
+                for s in part.shapes
+            ]
             batch.read(gradients, covector)
+            piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.device)
             end.pullback(tuple(x.mT for x in covector), out=part.split(piece))
+            pieces.append(piece)
         for leaf in self._borrowed.leaves.values():
-            _forget(leaf)
-        return g
+            for p, _ in leaf.members:
+                p.grad = None
+        return Tangent((*pieces, *loose))
+
+    @property
+    def _complex(self) -> torch.dtype:
+        return torch.promote_types(self.space.dtype, torch.complex64)
 
     def _put(self, item: _Loose, value: Tensor) -> None:
         tensor = item.leaf.tensor
@@ -246,28 +255,23 @@ class Chart:
             flat[item.index] = value[0]
             tensor.copy_(flat.view(tensor.shape))
 
-    def share(self, u: Tensor) -> dict[str, float]:
+    def share(self, u: Tangent) -> dict[str, float]:
         """Pair site or parameter -> its share of ‖u‖²."""
         total = self.space.dot(u, u) or 1.0
         out: dict[str, float] = {}
         for i, (part, piece) in enumerate(self.space.slices(u)):
             if i >= len(self._batches):
-                out[part.name] = self.space.dot(piece, piece) / total
+                out[part.name] = float((piece.double() ** 2).sum()) / total
                 continue
             for pair, start in zip(self._batches[i].pairs, self._batches[i].starts, strict=True):
                 own = [x[start : start + pair.copies] for x in part.storage(piece)]
-                out[pair.name] = sum(float((x.abs() ** 2).sum(dtype=torch.float64)) for x in own) / total
+                out[pair.name] = sum(float((x.abs().double() ** 2).sum()) for x in own) / total
         return out
 
 
 def _row(tensor: Tensor) -> Tensor | None:
     """A parameter as (1, n) on its own storage, or None where that takes a copy."""
     return tensor.view(1, -1) if tensor.is_contiguous() else None
-
-
-def _forget(leaf: Leaf) -> None:
-    for p, _ in leaf.members:
-        p.grad = None
 
 
 def _lean(base: Canonical, tall: torch.dtype) -> Canonical:

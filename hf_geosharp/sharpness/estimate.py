@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
+from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import NotFiniteError, auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
@@ -80,6 +81,8 @@ class Settings:
     micro_batch: int | None = None
     reproducibility: bool = True
     verify: bool = True
+    stationary: bool = False
+    """The loss has a minimum at the model's own weights by construction."""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -323,7 +326,7 @@ class _Scored:
         """One ball at each radius, ascending, each started from the best point of the one before."""
         objective = Objective(self.borrowed.model, self.batches[index], self.loss, self.weight, settings.micro_batch)
 
-        def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
+        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             try:
                 chart.write(u)
             except ArithmeticError as error:
@@ -332,7 +335,7 @@ class _Scored:
             return value, chart.pull() if gradient else None
 
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
-        start: Tensor | None = None
+        start: Tangent | None = None
         base: float | None = None
         for rho in sorted(set(settings.radii)):
             report = self.track.report(stage, index + 1, rho)
@@ -351,7 +354,7 @@ class _Scored:
                 try:
                     climb = auto_pgd(
                         chart.space, evaluate, rho, settings.steps,
-                        start=start, base=base, generator=generator, report=report,
+                        start=start, base=base, stationary=settings.stationary, generator=generator, report=report,
                     )  # fmt: skip
                 except NotFiniteError as error:
                     raise ModelError(

@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from hf_geosharp.geometry.metrics import EuclideanFrame
-from hf_geosharp.geometry.space import Part, Space
+from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd, average, checkpoints
 
 
@@ -32,12 +32,19 @@ class Counted:
         self.points: list[Tensor] = []
         self.wanted: list[bool] = []
 
-    def __call__(self, u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
-        self.points.append(u.clone())
+    def __call__(self, u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        self.points.append(u.flat())
         self.wanted.append(gradient)
-        x = u.clone().requires_grad_(gradient)
+        x = u.flat().requires_grad_(gradient)
         value = self.f(x)
-        return float(value.detach()), torch.autograd.grad(value, x)[0] if gradient else None
+        if not gradient:
+            return float(value.detach()), None
+        return float(value.detach()), like(u, torch.autograd.grad(value, x)[0])
+
+
+def like(u: Tangent, flat: Tensor) -> Tangent:
+    """These coordinates in pieces like those of u."""
+    return Tangent(flat.split([p.numel() for p in u.pieces]))
 
 
 def quadratic(seed: int, n: int, *, slope: float = 1.0, shift: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -83,7 +90,7 @@ def test_climb_of_a_linear_function_ends_where_its_gradient_meets_the_sphere(dty
     # The climb stays one rounding inside the sphere, and the sum of 50 products rounds as well.
     assert climb.rise == pytest.approx(rho * float(g.double().norm()), rel=20 * torch.finfo(dtype).eps)
     assert torch.allclose(
-        climb.u.double(), rho * g.double() / g.double().norm(), rtol=1e-5 if dtype.itemsize == 4 else 1e-13
+        climb.u.flat().double(), rho * g.double() / g.double().norm(), rtol=1e-5 if dtype.itemsize == 4 else 1e-13
     )
 
 
@@ -96,7 +103,7 @@ def test_no_point_of_a_climb_lies_outside_the_ball(dtype: torch.dtype, size: int
     climb = auto_pgd(space, evaluate, rho, steps)
     # Sums of millions of float32 squares round in their seventh digit.
     slack = 1 + (1e-6 if size > 10_000 and dtype == torch.float32 else 0.0)
-    assert max(float(u.double().norm()) for u in [*evaluate.points, climb.u]) <= rho * slack
+    assert max(float(u.double().norm()) for u in [*evaluate.points, climb.u.flat()]) <= rho * slack
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 20])
@@ -118,14 +125,14 @@ def test_climb_keeps_the_best_point_it_saw(seed: int) -> None:
     seen = [float(evaluate.f(u)) for u in evaluate.points]
     assert climb.base == seen[0]
     assert climb.rise == max(seen) - climb.base
-    assert float(evaluate.f(climb.u)) == max(seen)
+    assert float(evaluate.f(climb.u.flat())) == max(seen)
     assert list(climb.history) == [max(seen[: k + 1]) - climb.base for k in range(len(seen))]
 
 
 def test_rise_is_zero_and_never_negative_at_a_maximum() -> None:
     climb = auto_pgd(plain_space(4), Counted(lambda u: 3.0 - u.square().sum()), 0.5, 20)
     assert climb.rise == 0.0
-    assert not climb.u.any()
+    assert not climb.u.flat().any()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -158,9 +165,9 @@ def test_climb_leaves_a_stationary_point_in_a_seeded_direction() -> None:
         return auto_pgd(plain_space(5), Counted(lambda u: u.square().sum()), 0.5, 6, generator=generator)
 
     assert climb(None).rise == pytest.approx(0.25)
-    assert torch.equal(climb(None).u, climb(None).u)
-    assert torch.equal(climb(7).u, climb(7).u)
-    assert not torch.equal(climb(7).u, climb(8).u)
+    assert torch.equal(climb(None).u.flat(), climb(None).u.flat())
+    assert torch.equal(climb(7).u.flat(), climb(7).u.flat())
+    assert not torch.equal(climb(7).u.flat(), climb(8).u.flat())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -188,23 +195,24 @@ def test_climb_survives_points_without_a_finite_value_and_says_so() -> None:
 
 
 def test_climb_survives_a_gradient_that_is_not_finite() -> None:
-    def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
-        return float(u.sum()), torch.full_like(u, math.nan) if gradient else None
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        flat = u.flat()
+        return float(flat.sum()), like(u, torch.full_like(flat, math.nan)) if gradient else None
 
     climb = auto_pgd(plain_space(3), evaluate, 1.0, 10)
-    assert bool(torch.isfinite(climb.u).all())
+    assert bool(torch.isfinite(climb.u.flat()).all())
     assert climb.rise >= 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_climb_refuses_a_start_without_a_finite_value(value: float) -> None:
     with pytest.raises(ValueError, match=str(value)):
-        auto_pgd(plain_space(2), lambda u, gradient: (value, torch.ones_like(u)), 1.0, 5)
+        auto_pgd(plain_space(2), lambda u, gradient: (value, u), 1.0, 5)
 
 
 def test_converged_means_that_the_last_quarter_of_the_steps_added_less_than_one_per_cent() -> None:
     def climb(*history: float) -> Climb:
-        return Climb(torch.zeros(1), history[-1], 0.0, history, True)
+        return Climb(Tangent((torch.zeros(1),)), history[-1], 0.0, history, True)
 
     assert climb(0.0, 0.5, 0.8, 0.995, 1.0).converged
     assert not climb(0.0, 0.5, 0.8, 0.98, 1.0).converged
@@ -230,7 +238,7 @@ def test_average_draws_are_antithetic_pairs_of_the_mean_square_length_rho() -> N
     points = torch.stack(evaluate.points)
     assert evaluate.wanted == [False] * draws
     assert torch.equal(points[1::2], -points[::2])
-    assert torch.equal(last, points[-1])
+    assert torch.equal(last.flat(), points[-1])
     assert mean == pytest.approx(0.0, abs=1e-14)  # the pairs cancel a linear function, up to rounding
     squares = points[::2].square().sum(1)
     # ‖u‖² is rho²/n times chi-squared with n degrees: its standard deviation is rho² √(2/n).

@@ -17,7 +17,7 @@ from scipy.optimize import minimize, minimize_scalar
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.metrics import PAIR_METRICS, Order
-from hf_geosharp.geometry.space import Part, Space
+from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
@@ -32,12 +32,12 @@ Batch = dict[str, Tensor]
 @contextmanager
 def charted(
     model: nn.Module, symmetries: SymmetryMap, geometry: Geometry, batch: Batch
-) -> Iterator[tuple[Chart, Callable[[Tensor, bool], tuple[float, Tensor | None]]]]:
+) -> Iterator[tuple[Chart, Callable[[Tangent, bool], tuple[float, Tangent | None]]]]:
     with borrow(model) as borrowed:
         chart = Chart(borrowed, symmetries, geometry)
         objective = Objective(model, batch)
 
-        def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
+        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             chart.write(u)
             value = objective.evaluate(gradient)
             return value, chart.pull() if gradient else None
@@ -270,19 +270,20 @@ def test_with_exact_geodesics_projection_does_not_change_the_worst_case(metric: 
     space = Space([Part("gh", frame, ((2, 2, 4), (2, 2, 5)), False, "exact")], torch.float64, torch.device("cpu"))
 
     def climbed(horizontal: bool) -> tuple[float, float]:
-        def evaluate(u: Tensor, gradient: bool) -> tuple[float, Tensor | None]:
+        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             part, piece = next(space.slices(u))
             end = frame.geodesic(part.split(piece), "exact")
             a, b = (x.detach().requires_grad_() for x in end.point)
             value = (torch.tanh(a @ b.mT) - target).square().mean()
-            pulled = torch.zeros_like(u)
+            pulled = space.zeros()
             covector = torch.autograd.grad(value, (a, b))
-            for out, x in zip(part.split(pulled), end.pullback(covector, horizontal=horizontal), strict=True):
+            for out, x in zip(part.split(pulled.pieces[0]), end.pullback(covector, horizontal=horizontal), strict=True):
                 out.copy_(x)
             return float(value.detach()), pulled if gradient else None
 
         found = auto_pgd(space, evaluate, rho, 60)
-        return found.rise, space.norm(found.u - space.horizontal_(found.u.clone())) / space.norm(found.u)
+        vertical = space.combine(space.empty(), (found.u, 1.0), (space.horizontal_(found.u.clone()), -1.0))
+        return found.rise, space.norm(vertical) / space.norm(found.u)
 
     projected, vertical = climbed(True)
     free, _ = climbed(False)
