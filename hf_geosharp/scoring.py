@@ -155,7 +155,7 @@ def score_pretrained(
     """
     settings = Settings(
         metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-        average=average, baselines=_names(baselines),
+        average=average, baselines=_names(baselines), stationary=labels == "model",
     )  # fmt: skip
     demo, twin, place = None, False, model_id
     if model_id.startswith(demos.PREFIX):

@@ -27,8 +27,8 @@ STEPS = 6
 RHO = {"inv": 0.1, "mix": 0.05, "adaptive": 0.1}
 """Radii at which the scores of these random models are reproducible, and large against the spacing of the loss.
 
-Near a tie of two steps the ascent takes one branch or the other by rounding: T5 under mix in float32 at 0.03 scores 0.3 %
-apart that way, moved or not.
+Near a tie of two steps the ascent takes one branch or the other by rounding: T5 under mix in float32 at 0.03 scores
+0.3 % apart that way, moved along an orbit or by noise.
 """
 
 WIDE, CAST, SINGLE = 1e-9, 1e-5, 1e-4
@@ -103,7 +103,7 @@ def test_the_radius_used_here_is_one_at_which_the_score_is_reproducible(family: 
         result = run(twins(family.name)[0], family.name, metric, reproducibility=True)
         assert result.reproducible.ok
         assert result.reproducible.spread is not None
-        # Weights moved by 1e-9 move it by as much, or by the 6e-8 of a float32 cast, relative to a score of a hundredth.
+        # Weights moved by 1e-9, or the 6e-8 of a float32 cast, relative to a score of a hundredth.
         assert result.reproducible.spread < CAST
 
 
