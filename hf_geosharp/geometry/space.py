@@ -18,6 +18,9 @@ from hf_geosharp.geometry.metrics import Frame, Order, Tensors
 _CHUNK = 1 << 18
 """Entries worked on at a time: what several vectors have of them fits a cache."""
 
+_SUMMED = 1 << 15
+"""Products that are summed in the working precision; sums of sums are in double."""
+
 
 @dataclass(frozen=True)
 class Tangent:
@@ -111,12 +114,13 @@ class Space:
 
     def dots(self, *pairs: tuple[Tangent, Tangent]) -> list[float]:
         """⟨u, v⟩ of each pair of tangent vectors, summed in double precision over chunks."""
-        totals = torch.zeros(len(pairs), dtype=torch.float64, device=self.device)
+        sums = []
         for i, part in enumerate(self.parts):
-            for start in range(0, part.numel, _CHUNK):
-                chunk = slice(start, start + _CHUNK)
-                totals += torch.stack([torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs])
-        return [float(x) for x in totals]
+            for start in range(0, part.numel, _SUMMED):
+                chunk = slice(start, start + _SUMMED)
+                sums += [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs]
+        table = torch.stack(sums).double().view(-1, len(pairs)) if sums else torch.zeros(1, len(pairs))
+        return [float(x) for x in table.sum(0)]
 
     def dot(self, u: Tangent, v: Tangent) -> float:
         """⟨u, v⟩."""

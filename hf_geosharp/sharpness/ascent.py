@@ -73,6 +73,7 @@ def auto_pgd(
     *,
     start: Tangent | None = None,
     base: float | None = None,
+    given: tuple[float, Tangent] | None = None,
     stationary: bool = False,
     generator: torch.Generator | None = None,
     report: Report | None = None,
@@ -86,6 +87,7 @@ def auto_pgd(
         steps: ascent steps.
         start: where to start, inside the ball; the base point (u = 0) if None.
         base: the loss at the base point, needed with ``start``.
+        given: loss and gradient at the start where they are known already, which saves its evaluation.
         stationary: the base point is a minimum by construction: the first step follows a random direction.
         generator: for a first direction where the gradient at the start vanishes.
         report: called after each step.
@@ -94,7 +96,7 @@ def auto_pgd(
         NotFiniteError: the loss at the start is not finite.
     """
     x = space.zeros() if start is None else start.clone()
-    loss, g = evaluate(x, True)
+    loss, g = given or evaluate(x, True)
     if not math.isfinite(loss):
         raise NotFiniteError(f"the loss before any step is {loss}")
     base = loss if base is None else base

@@ -8,13 +8,13 @@ its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
-from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, Order
+from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, Order
 from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -63,10 +63,39 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Loose:
-    """A leaf, or the entries of it that neither belong to a pair nor are fixed (``index``, flat)."""
+    """A leaf, or what of it neither belongs to a pair nor is fixed nor is out of reach for a batch.
+
+    ``index`` picks entries of the flattened leaf, ``rows`` rows; neither is all of it.
+    """
 
     leaf: Leaf
-    index: Tensor | None
+    index: Tensor | None = None
+    rows: Tensor | None = None
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Its entries (1, n) of a tensor of the leaf's shape; a view where that is possible."""
+        if self.rows is not None:
+            return tensor.index_select(0, self.rows).view(1, -1)
+        flat = tensor.reshape(1, -1)
+        return flat if self.index is None else flat[:, self.index]
+
+    def window(self) -> Tensor | None:
+        """The leaf's own memory as (1, n) where it is all of a contiguous leaf, else None."""
+        whole = self.index is None and self.rows is None and self.leaf.tensor.is_contiguous()
+        return self.leaf.tensor.view(1, -1) if whole else None
+
+    def put(self, value: Tensor) -> None:
+        """Writes its entries (1, n) into the leaf."""
+        tensor = self.leaf.tensor
+        if self.rows is not None:
+            tensor.index_copy_(0, self.rows, value.view(-1, *tensor.shape[1:]))
+        elif self.index is None:
+            tensor.copy_(value.view(tensor.shape))
+        else:
+            flat = tensor.reshape(-1)
+            flat[self.index] = value[0]
+            if flat.data_ptr() != tensor.data_ptr():
+                tensor.copy_(flat.view(tensor.shape))
 
 
 class Chart:
@@ -111,7 +140,45 @@ class Chart:
             self._wide.clear()
         device = next(iter(self._tensors.values())).device
         self.space = Space(parts, borrowed.dtype, device)
+        self._whole = (self.space, self._loose)
         self._ends: list[EndPoint] = []
+
+    # -------------------------------------------------------------------------------------------------------- focus
+
+    def widen(self) -> None:
+        """Every parameter is in reach again: undoes :meth:`focus`, and puts the base point into the model."""
+        self.space, self._loose = self._whole
+        self.write(self.space.zeros())
+
+    @torch.no_grad()
+    def focus(self, rows: Mapping[str, Tensor]) -> None:
+        """Leaves out what a batch cannot reach: all rows of these parameters but the ones given.
+
+        The rows of an embedding for tokens that a batch does not have get no gradient anywhere in the ball and stay
+        where they are; without them steps are as much shorter. To be called at the base point with the gradients of
+        the batch in place: a parameter that has a gradient in other rows (for it is used elsewhere too) keeps them.
+        """
+        space, loose = self._whole
+        parts, count = list(space.parts), len(self._batches)
+        kept = []
+        for i, item in enumerate(loose):
+            wanted = rows.get(item.leaf.name)
+            if wanted is not None and item.window() is not None and item.leaf.alike:
+                gradient = item.leaf.gradient()
+                if int(torch.count_nonzero(gradient)) == int(torch.count_nonzero(gradient[wanted])):
+                    item = _Loose(item.leaf, rows=wanted)
+                    part = parts[count + i]
+                    frame = part.frame
+                    assert isinstance(frame, EntryFrame)
+                    theta = item.take(frame.theta.view(item.leaf.tensor.shape))
+                    parts[count + i] = replace(
+                        part, frame=type(frame)(theta, frame.scale), shapes=(tuple(theta.shape),)
+                    )
+            kept.append(item)
+        if any(item.rows is not None for item in kept):
+            self._loose = kept
+            self.space = Space(parts, space.dtype, space.device)
+            self.write(self.space.zeros())
 
     # ------------------------------------------------------------------------------------------------ construction
 
@@ -172,17 +239,14 @@ class Chart:
         loose = []
         for name, leaf in self._borrowed.leaves.items():
             if name not in covered:
-                loose.append(_Loose(leaf, None))
+                loose.append(_Loose(leaf))
             elif not bool(covered[name].all()):
                 loose.append(_Loose(leaf, (~covered[name]).reshape(-1).nonzero().squeeze(1)))
         return loose
 
     def _loose_part(self, item: _Loose, base: Mapping[str, Tensor]) -> Part:
         name = item.leaf.name
-        theta = base[name] if name in base else item.leaf.tensor.clone()
-        theta = theta.reshape(1, -1)
-        if item.index is not None:
-            theta = theta[:, item.index]
+        theta = item.take(base[name] if name in base else item.leaf.tensor.clone())
         scale = 1.0
         if self._nudge and name in base:
             scale += self._nudge * float(torch.randn((), generator=self._generator))
@@ -202,10 +266,10 @@ class Chart:
                 self._batches[i].write(self._tensors, [x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._batches)]
-                target = _row(item.leaf.tensor) if item.index is None else None
+                target = item.window()
                 end = part.frame.geodesic(part.split(piece), part.order, None if target is None else (target,))
                 if target is None:
-                    self._put(item, end.point[0])
+                    item.put(end.point[0])
             end.point = ()
             self._ends.append(end)
 
@@ -220,10 +284,8 @@ class Chart:
         gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
         loose = []
         for end, item in zip(self._ends[count:], self._loose, strict=True):
-            row = gradients.get(item.leaf.name)
-            row = (item.leaf.gradient() if row is None else row).reshape(1, -1)
-            if item.index is not None:
-                row = row[:, item.index]
+            whole = gradients.get(item.leaf.name)
+            row = item.take(item.leaf.gradient() if whole is None else whole)
             loose.append(end.pullback((row,), out=(row,))[0].view(-1))
         pieces = []
         for part, end, batch in zip(self.space.parts, self._ends, self._batches, strict=False):
@@ -244,17 +306,6 @@ class Chart:
     def _complex(self) -> torch.dtype:
         return torch.promote_types(self.space.dtype, torch.complex64)
 
-    def _put(self, item: _Loose, value: Tensor) -> None:
-        tensor = item.leaf.tensor
-        if item.index is None:
-            tensor.copy_(value.view(tensor.shape))
-        elif tensor.is_contiguous():
-            tensor.view(-1)[item.index] = value[0]
-        else:
-            flat = tensor.reshape(-1)
-            flat[item.index] = value[0]
-            tensor.copy_(flat.view(tensor.shape))
-
     def share(self, u: Tangent) -> dict[str, float]:
         """Pair site or parameter -> its share of ‖u‖²."""
         total = self.space.dot(u, u) or 1.0
@@ -267,11 +318,6 @@ class Chart:
                 own = [x[start : start + pair.copies] for x in part.storage(piece)]
                 out[pair.name] = sum(float((x.abs().double() ** 2).sum()) for x in own) / total
         return out
-
-
-def _row(tensor: Tensor) -> Tensor | None:
-    """A parameter as (1, n) on its own storage, or None where that takes a copy."""
-    return tensor.view(1, -1) if tensor.is_contiguous() else None
 
 
 def _lean(base: Canonical, tall: torch.dtype) -> Canonical:

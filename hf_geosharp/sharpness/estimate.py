@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
 from hf_geosharp.geometry.space import Tangent
-from hf_geosharp.sharpness.ascent import NotFiniteError, auto_pgd, average
+from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Weight, rows, samples
+from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Reach, Weight, rows, samples
 from hf_geosharp.sharpness.result import (
     BatchScore,
     CurvePoint,
@@ -335,15 +335,15 @@ class _Scored:
             return value, chart.pull() if gradient else None
 
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
+        base, g = self._base_point(chart, objective, index, not settings.average)
+        given = None if g is None else (base, g)
+        del g
         start: Tangent | None = None
-        base: float | None = None
         for rho in sorted(set(settings.radii)):
             report = self.track.report(stage, index + 1, rho)
             if settings.average:
-                if base is None:
-                    base = self._finite(evaluate(chart.space.zeros(), False)[0], index)
                 generator.manual_seed(settings.seed * 1_000_003 + index)
-                rise, u = average(chart.space, evaluate, rho, settings.steps, generator, base=base, report=report)
+                rise, start = average(chart.space, evaluate, rho, settings.steps, generator, base=base, report=report)
                 if not math.isfinite(rise):
                     raise ModelError(
                         f"batch {index}: the loss is not finite at a random perturbation of rho {rho:g}; "
@@ -351,16 +351,11 @@ class _Scored:
                     )
                 score = BatchScore(index, base, rise, settings.steps, True)
             else:
-                try:
-                    climb = auto_pgd(
-                        chart.space, evaluate, rho, settings.steps,
-                        start=start, base=base, stationary=settings.stationary, generator=generator, report=report,
-                    )  # fmt: skip
-                except NotFiniteError as error:
-                    raise ModelError(
-                        f"batch {index}: {error} (NaN or overflow in the model's own forward pass)"
-                    ) from None
-                start, base, u = climb.u, climb.base, climb.u
+                climb = auto_pgd(
+                    chart.space, evaluate, rho, settings.steps, start=start, base=base, given=given,
+                    stationary=settings.stationary, generator=generator, report=report,
+                )  # fmt: skip
+                start, given = climb.u, None
                 score = BatchScore(index, base, climb.rise, climb.steps, climb.converged)
                 if not climb.finite:
                     self.notes.append(f"batch {index}: the loss is not finite at some points of the ball, rho {rho:g}")
@@ -369,15 +364,27 @@ class _Scored:
             runs.values.setdefault(rho, []).append(score.value)
             if rho == settings.radii[0] and score.value >= max(runs.values[rho]):
                 # Where the worst perturbation lies is told of the batch that rose most.
-                runs.share = chart.share(u)
-        runs.base.append(base if base is not None else math.nan)
+                runs.share = chart.share(start)
+        runs.base.append(base)
         runs.passes = Passes(runs.passes.forwards + objective.forwards, runs.passes.backwards + objective.backwards)
 
-    @staticmethod
-    def _finite(value: float, index: int) -> float:
+    def _base_point(
+        self, chart: Chart, objective: Objective, index: int, gradient: bool
+    ) -> tuple[float, Tangent | None]:
+        """Loss (and gradient) at the model's own weights; the chart is focused on what the batch can reach."""
+        chart.widen()
+        with Reach(self.borrowed.model) as reach:
+            value = objective.evaluate(gradient)
         if not math.isfinite(value):
-            raise ModelError(f"batch {index}: the model's own loss is {value} (NaN or overflow in its forward pass)")
-        return value
+            raise ModelError(
+                f"batch {index}: the loss before any step is {value} (NaN or overflow in the model's own forward pass)"
+            )
+        if not gradient:
+            return value, None
+        rows = reach.rows
+        owners = {n: id(leaf.members[0][0]) for n, leaf in self.borrowed.leaves.items()}
+        chart.focus({n: rows[key] for n, key in owners.items() if key in rows})
+        return value, chart.pull()
 
     # ----------------------------------------------------------------------------------------------------- evidence
 

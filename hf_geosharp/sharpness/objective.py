@@ -45,6 +45,34 @@ def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
     return {k: v[start:stop] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()}
 
 
+class Reach:
+    """Which rows of a model's embeddings a batch looks up, seen while it runs (a context manager).
+
+    ``rows`` maps the identity of a weight to the sorted rows.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is None]
+        self._seen: dict[int, list[Tensor]] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> Reach:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._seen.setdefault(id(module.weight), []).append(args[0].detach().reshape(-1))
+
+        self._handles = [m.register_forward_pre_hook(hook) for m in self._modules]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @property
+    def rows(self) -> dict[int, Tensor]:
+        """id(weight) -> (n,) the rows that were looked up."""
+        return {key: torch.unique(torch.cat(ids)) for key, ids in self._seen.items()}
+
+
 class Objective:
     """Loss of a batch under a model, as a mean over its samples or tokens, in micro-batches if asked.
 
