@@ -82,29 +82,65 @@ def mix_acceleration(gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Accelerat
     return lambda c, v: (factor(c[0], v[0], gram_h, c[1], v[1]), factor(c[1], v[1], gram_g, c[0], v[0]))
 
 
-def inv_second(g: Grams, h: Grams, shift: Tensor) -> Pairwise:
-    """Coefficients [a; b] of the second-order end point G + ξ + ½ acceleration (arXiv 2505.05409, section 4), inv.
+@dataclass(frozen=True)
+class SecondOrder:
+    """The second-order end point G + ξ + ½ acceleration (arXiv 2505.05409, section 4) in an orthonormal basis.
 
-    The acceleration at t = 0, where S is diagonal: a division for each column instead of a solve.
+    With Q = G S^-½ and coordinates u (ξ = u w), K = uᴴQ and W = uᴴu, both factors end at Q α + u β with
+
+        α = diag(root) + p ∘ W,        β = diag(w) + a ∘ K + b ∘ Kᴴ
+
+    (∘ entry by entry), where K and W are those of the other factor if ``swapped``. All of it is linear in K and W, so
+    the way back for gradients is the same three products.
+
+    Attributes:
+        p, a, b: (copies, d, d), real; root, w: (copies, d).
     """
 
-    def factor(x: Grams) -> Tensor:
-        m = 0.5 / (x.s + shift).unsqueeze(-1)
-        one = _eye_like(x.c)
-        return torch.cat([one - m * x.n, one + m * hermitian(x.c)], dim=-2)
+    p: Tensor
+    a: Tensor
+    b: Tensor
+    root: Tensor
+    w: Tensor
+    swapped: bool
 
-    return factor(g), factor(h)
+    def coefficients(self, k: Pairwise, n: Pairwise) -> tuple[Pairwise, Pairwise]:
+        """(α of both factors, β of both factors) from K and W of both."""
+        if self.swapped:
+            k, n = k[::-1], n[::-1]
+        alpha = [self._plus(self.p * x, self.root) for x in n]
+        beta = [self._plus((self.a * x).addcmul_(self.b, x.mH), self.w) for x in k]
+        return (alpha[0], alpha[1]), (beta[0], beta[1])
+
+    def pullback(self, alpha: Pairwise, beta: Pairwise) -> tuple[Pairwise, Pairwise]:
+        """Gradients in (K, W) of both factors from those in α and β."""
+        k = [(self.a * x).add_((self.b * x).mH) for x in beta]
+        n = [self.p * x for x in alpha]
+        step = -1 if self.swapped else 1
+        return (k[::step][0], k[::step][1]), (n[::step][0], n[::step][1])
+
+    @staticmethod
+    def _plus(x: Tensor, diagonal: Tensor) -> Tensor:
+        x.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        return x
 
 
-def mix_second(g: Grams, h: Grams, shift: Tensor) -> Pairwise:
-    """Coefficients [a; b] of the second-order end point, mix."""
+def inv_second(s: Tensor, w: Tensor, shift: Tensor) -> SecondOrder:
+    """For inv: G + ξ + ½ (ξ M (ξᴴG + Gᴴξ) - G M ξᴴξ), M = (S + δ)⁻¹; each factor on its own."""
+    root, half = s.sqrt(), 0.5 / (s + shift)
+    p = -(root * half * w).unsqueeze(-1) * w.unsqueeze(-2)
+    a = (w * half * w).unsqueeze(-1) * root.unsqueeze(-2)
+    b = (w * half * root).unsqueeze(-1) * w.unsqueeze(-2)
+    return SecondOrder(p, a, b, root, w, swapped=False)
 
-    def factor(other: Grams) -> Tensor:
-        m = 0.5 / (other.s + shift).unsqueeze(-2)
-        one = _eye_like(other.c)
-        return torch.cat([one + other.n * m, one - hermitian(other.c) * m], dim=-2)
 
-    return factor(h), factor(g)
+def mix_second(s: Tensor, w: Tensor, shift: Tensor) -> SecondOrder:
+    """For mix: G + ξ_G + ½ (G ξ_Hᴴξ_H - ξ_G (ξ_HᴴH + Hᴴξ_H)) (T + δ)⁻¹."""
+    root, half = s.sqrt(), 0.5 / (s + shift)
+    p = (root * w).unsqueeze(-1) * (w * half).unsqueeze(-2)
+    a = -(w * w).unsqueeze(-1) * (root * half).unsqueeze(-2)
+    b = -(w * root).unsqueeze(-1) * (w * half).unsqueeze(-2)
+    return SecondOrder(p, a, b, root, w, swapped=True)
 
 
 def inv_exact(grams: Grams) -> Tensor:

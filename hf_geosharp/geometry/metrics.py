@@ -172,16 +172,21 @@ class PairMetric(Metric):
         """(copies, d): the factor w with ξ = u w, given the damped s."""
 
     @abstractmethod
-    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """The X of the horizontal projection ξ_G + G Xᴴ, ξ_H - H X, in the canonical gauge.
+    def vertical(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The X of the horizontal projection ξ_G + G Xᴴ, ξ_H - H X in the canonical gauge.
+
+        With p = ξ_Gᴴ G and q = Hᴴ ξ_H (copies, d, d) it is (c ∘ q - c' ∘ p) / c''.
 
         Args:
-            s: (copies, d); e: the damped s; p = ξ_Gᴴ G and q = Hᴴ ξ_H, each (copies, d, d).
+            s: (copies, d); e: the damped s.
+
+        Returns:
+            c, c' and c'', each broadcastable to (copies, d, d).
         """
 
     @abstractmethod
-    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
-        """Coefficients of the second-order end point."""
+    def second(self, s: Tensor, w: Tensor, shift: Tensor) -> geodesics.SecondOrder:
+        """The second-order end point."""
 
     @abstractmethod
     def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
@@ -193,16 +198,6 @@ class PairMetric(Metric):
         acceleration = self.acceleration(g.full(), h.full(), shift)
         return geodesics.integrate_to_tolerance(acceleration, (c, c), (v, v), tolerance)
 
-    def coefficients(self, g: Grams, h: Grams, shift: Tensor, order: Order, tolerance: float) -> Pairwise:
-        """Coefficients [a; b] (copies, 2d, d) of the end points G a + ξ_G b and H a + ξ_H b.
-
-        ``tolerance`` is that of an integrated exact geodesic.
-        """
-        if order == "first":
-            c, v = geodesics.start(g.c.shape[-1], g.c)
-            return c + v, c + v
-        return self.second(g, h, shift) if order == "second" else self.exact(g, h, shift, tolerance)
-
 
 class Inv(PairMetric):
     """tr(S⁻¹ ξ_Gᴴζ_G) + tr(T⁻¹ ξ_Hᴴζ_H): relative change of each factor."""
@@ -213,14 +208,14 @@ class Inv(PairMetric):
         """ξ = u √s."""
         return e.sqrt()
 
-    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    def vertical(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X_ij = (q_ij e_i - p_ij e_j) / (s_i e_i + s_j e_j); the paper's printed equation is another one."""
         weighted = s * e
-        return _divide(q * e.unsqueeze(-1) - p * e.unsqueeze(-2), weighted.unsqueeze(-1) + weighted.unsqueeze(-2), s)
+        return e.unsqueeze(-1), e.unsqueeze(-2), weighted.unsqueeze(-1) + weighted.unsqueeze(-2)
 
-    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
-        """G + ξ + ½ (ξ S⁻¹ (ξᴴG + Gᴴξ) - G S⁻¹ ξᴴξ)."""
-        return geodesics.inv_second(g, h, shift)
+    def second(self, s: Tensor, w: Tensor, shift: Tensor) -> geodesics.SecondOrder:
+        """Each factor on its own."""
+        return geodesics.inv_second(s, w, shift)
 
     def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
         """Each factor on its own."""
@@ -242,24 +237,18 @@ class Mix(PairMetric):
         """ξ = u / √s."""
         return torch.where(e > 0, e, 1.0).rsqrt() * (e > 0)
 
-    def vertical(self, s: Tensor, e: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    def vertical(self, s: Tensor, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X_ij = (q_ij e_j - e_i p_ij) / (e_i s_j + s_i e_j)."""
         row, column = (s.unsqueeze(-1), e.unsqueeze(-1)), (s.unsqueeze(-2), e.unsqueeze(-2))
-        return _divide(q * column[1] - row[1] * p, row[1] * column[0] + row[0] * column[1], s)
+        return column[1], row[1], row[1] * column[0] + row[0] * column[1]
 
-    def second(self, g: Grams, h: Grams, shift: Tensor) -> Pairwise:
-        """G + ξ_G + ½ (G ξ_Hᴴξ_H - ξ_G (ξ_HᴴH + Hᴴξ_H)) T⁻¹."""
-        return geodesics.mix_second(g, h, shift)
+    def second(self, s: Tensor, w: Tensor, shift: Tensor) -> geodesics.SecondOrder:
+        """The factors drive each other."""
+        return geodesics.mix_second(s, w, shift)
 
     def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
         """The factors drive each other."""
         return geodesics.mix_acceleration(gram_g, gram_h, shift)
-
-
-def _divide(numerator: Tensor, denominator: Tensor, s: Tensor) -> Tensor:
-    """The quotient, zero where one of the two directions is missing."""
-    there = (s > 0).unsqueeze(-1) & (s > 0).unsqueeze(-2)
-    return torch.where(there, numerator / torch.where(there, denominator, 1.0), torch.zeros_like(numerator))
 
 
 class PairFrame(Frame):
@@ -279,6 +268,15 @@ class PairFrame(Frame):
         self.e = torch.where(self.kept, base.s + damping * mean, 0.0)
         self.w = metric.weight(self.e)
         self.root = self.s.sqrt()
+        self._back = torch.where(self.kept, 1 / torch.where(self.kept, self.w, 1.0), 0.0)
+        # What meets p and q in the projection of coordinates: p = w ∘ (QᴴU_G)ᴴ ∘ root, q = root ∘ QᴴU_H ∘ w.
+        of_q, of_p, divisor = metric.vertical(self.s, self.e)
+        there = self.kept.unsqueeze(-1) & self.kept.unsqueeze(-2)
+        share = torch.where(there, 1 / torch.where(there, divisor, 1.0), 0.0)
+        self._of_q = share * of_q * self.root.unsqueeze(-1) * self.w.unsqueeze(-2)
+        self._of_p = share * of_p * self.w.unsqueeze(-1) * self.root.unsqueeze(-2)
+        self._outward = self.root.unsqueeze(-1) * self._back.unsqueeze(-2)
+        self.second = metric.second(self.s, self.w, self.shift)
 
     @property
     def copies(self) -> int:
@@ -298,8 +296,7 @@ class PairFrame(Frame):
 
     def coordinates(self, xi: Tensors) -> Tensors:
         """u = ξ / w."""
-        inverse = torch.where(self.kept, 1 / torch.where(self.kept, self.w, 1.0), 0.0).unsqueeze(-2)
-        return tuple(x * inverse.to(x.dtype) for x in xi)
+        return tuple(x * self._back.unsqueeze(-2).to(x.dtype) for x in xi)
 
     def gradient(self, covector: Tensors) -> Tensors:
         """The frame is orthonormal: coordinates are the derivatives along it."""
@@ -316,12 +313,8 @@ class PairFrame(Frame):
 
     def _correction(self, p_g: Tensor, p_h: Tensor) -> Pairwise:
         """Z with u + Q Z horizontal, given QᴴU of both factors, each (copies, d, d)."""
-        w, root = self.w.to(p_g.dtype), self.root.to(p_g.dtype)
-        xi_g = w.unsqueeze(-1) * p_g.mH * root.unsqueeze(-2)
-        h_xi = root.unsqueeze(-1) * p_h * w.unsqueeze(-2)
-        x = self.metric.vertical(self.s, self.e, xi_g, h_xi)
-        back = torch.where(self.kept, 1 / torch.where(self.kept, self.w, 1.0), 0.0).to(p_g.dtype).unsqueeze(-2)
-        return root.unsqueeze(-1) * x.mH * back, -root.unsqueeze(-1) * x * back
+        x = (self._of_q * p_h).sub_(self._of_p * p_g.mH)
+        return self._outward * x.mH, -self._outward * x
 
     def _wide(self, x: Tensor) -> Tensor:
         return x.to(torch.complex128 if x.is_complex() else torch.float64)
@@ -330,14 +323,44 @@ class PairFrame(Frame):
         """G(1) and H(1) in the canonical gauge, of the given order."""
         return PairEndPoint(self, cast(Pairwise, u), order, out)
 
-    def grams(self, k: Tensor, n: Tensor) -> Grams:
-        """Gram matrices of [G, ξ] from those of [Q, u]: K = uᴴQ and W = uᴴu."""
-        w, root = self.w.to(k.dtype), self.root.to(k.dtype)
-        return Grams(
-            self.s,
-            w.unsqueeze(-1) * k * root.unsqueeze(-2),
-            w.unsqueeze(-1) * n * w.unsqueeze(-2),
-        )
+    def expand(self, k: Pairwise, n: Pairwise, order: Order, tolerance: float) -> Expansion:
+        """Coefficients of the end points Q α + u β for K = uᴴQ and W = uᴴu of both factors, and their adjoint."""
+        if order == "second":
+            alpha, beta = self.second.coefficients(k, n)
+            return Expansion(alpha, beta, self.second.pullback)
+        if order == "first":
+            alpha_beta = [torch.diag_embed(x).to(k[0].dtype) for x in (self.root, self.w)]
+            return Expansion((alpha_beta[0],) * 2, (alpha_beta[1],) * 2, None)
+        return self._exact(k, n, tolerance)
+
+    def _exact(self, k: Pairwise, n: Pairwise, tolerance: float) -> Expansion:
+        """By a graph of d x d matrices."""
+        small = [x.detach().requires_grad_() for x in (*k, *n)]
+        root, w = self.root.to(k[0].dtype).unsqueeze(-1), self.w.to(k[0].dtype).unsqueeze(-1)
+        with torch.enable_grad():
+            grams = [
+                Grams(self.s, w * small[i] * root.mT, w * small[2 + i] * w.mT)
+                for i in (0, 1)
+            ]  # fmt: skip
+            ends = self.metric.exact(grams[0], grams[1], self.shift, tolerance)
+            d = root.shape[-2]
+            outputs = [root * e[..., :d, :] for e in ends] + [w * e[..., d:, :] for e in ends]
+
+        def back(alpha: Pairwise, beta: Pairwise) -> tuple[Pairwise, Pairwise]:
+            bars = torch.autograd.grad(outputs, small, [*alpha, *beta], retain_graph=True)
+            return (bars[0], bars[1]), (bars[2], bars[3])
+
+        done = [x.detach() for x in outputs]
+        return Expansion((done[0], done[1]), (done[2], done[3]), back)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """α and β of both factors, and the map from their gradients to those in (K, W); None where they are constant."""
+
+    alpha: Pairwise
+    beta: Pairwise
+    back: Callable[[Pairwise, Pairwise], tuple[Pairwise, Pairwise]] | None
 
 
 class PairEndPoint(EndPoint):
@@ -345,55 +368,46 @@ class PairEndPoint(EndPoint):
 
     def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
         self.frame, self.u = frame, u
-        self._small = [frame._wide(m) for x, q in zip(u, frame.q, strict=True) for m in (x.mH @ q, x.mH @ x)]
-        with torch.enable_grad():
-            self._small = [m.detach().requires_grad_(order != "first") for m in self._small]
-            k_g, w_g, k_h, w_h = self._small
-            tolerance = geodesics.TOLERANCE[u[0].dtype]
-            grams = frame.grams(k_g, w_g), frame.grams(k_h, w_h)
-            ends = frame.metric.coefficients(*grams, frame.shift, order, tolerance)
-            d = k_g.shape[-1]
-            root, w = frame.root.to(k_g.dtype).unsqueeze(-1), frame.w.to(k_g.dtype).unsqueeze(-1)
-            self._coefficients = [m for end in ends for m in (root * end[..., :d, :], w * end[..., d:, :])]
         dtype = u[0].dtype
-        alpha_g, beta_g, alpha_h, beta_h = (m.detach().to(dtype) for m in self._coefficients)
-        self._beta = (beta_g, beta_h)
+        self._k = cast(Pairwise, tuple(frame._wide(x.mH @ q) for x, q in zip(u, frame.q, strict=True)))
+        n = cast(Pairwise, tuple(frame._wide(x.mH @ x) for x in u))
+        self._expansion = frame.expand(self._k, n, order, geodesics.TOLERANCE[dtype])
+        self._beta = [x.to(dtype) for x in self._expansion.beta]
         self.point = tuple(
-            _combine(q, a, x, b, target)
-            for q, a, x, b, target in zip(frame.q, (alpha_g, alpha_h), u, self._beta, out or (None, None), strict=True)
+            _combine(q, a.to(dtype), x, b, target)
+            for q, a, x, b, target in zip(
+                frame.q, self._expansion.alpha, u, self._beta, out or (None, None), strict=True
+            )
         )
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
-        """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor; K̄, W̄ come from a graph of d x d matrices."""
-        frame, u = self.frame, self.u
+        """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor."""
+        frame, u, expansion = self.frame, self.u, self._expansion
         dtype = u[0].dtype
-        small = [
-            frame._wide(m)
-            for x, q, gamma in zip(u, frame.q, covector, strict=True)
-            for m in (q.mH @ gamma, x.mH @ gamma)
-        ]
-        if self._small[0].requires_grad:
-            with torch.enable_grad():
-                bars = torch.autograd.grad(self._coefficients, self._small, small, retain_graph=True)
-        else:
-            bars = tuple(torch.zeros_like(m) for m in self._small)
-        kept = frame.kept.to(bars[0].dtype).unsqueeze(-1)
-        along_q = [bars[0].mH * kept, bars[2].mH * kept]
-        along_u = [geodesics.hermitian(bars[1]), geodesics.hermitian(bars[3])]
+        alpha = [frame._wide(q.mH @ gamma) for q, gamma in zip(frame.q, covector, strict=True)]
+        along_q: list[Tensor | None] = [None, None]
+        along_u: list[Tensor | None] = [None, None]
+        if expansion.back is not None:
+            beta = [frame._wide(x.mH @ gamma) for x, gamma in zip(u, covector, strict=True)]
+            k, n = expansion.back((alpha[0], alpha[1]), (beta[0], beta[1]))
+            kept = frame.kept.unsqueeze(-1)
+            along_q = [x.mH * kept for x in k]
+            along_u = [geodesics.hermitian(x) for x in n]
         if horizontal:
-            inner = [
-                small[2 * i] @ frame._wide(self._beta[i]).mH + along_q[i] + self._small[2 * i].detach().mH @ along_u[i]
-                for i in (0, 1)
-            ]
+            inner = [a @ b.mH for a, b in zip(alpha, expansion.beta, strict=True)]
+            for i, (q, v) in enumerate(zip(along_q, along_u, strict=True)):
+                if q is not None and v is not None:
+                    inner[i] = torch.baddbmm(inner[i] + q, self._k[i].mH, v)
             z = frame._correction(inner[0], inner[1])
-            along_q = [a + b for a, b in zip(along_q, z, strict=True)]
+            along_q = [c if a is None else a + c for a, c in zip(along_q, z, strict=True)]
         pulled = []
-        for q, a, x, b, gamma, beta, target in zip(
-            frame.q, along_q, u, along_u, covector, self._beta, out or (None, None), strict=True
-        ):
-            result = _combine(q, a.to(dtype), x, b.to(dtype), target)
-            result.mT.baddbmm_(beta.conj(), gamma.mT)
-            pulled.append(result)
+        for i, (gamma, b) in enumerate(zip(covector, self._beta, strict=True)):
+            target = None if out is None else out[i].mT
+            result = torch.bmm(b.conj(), gamma.mT, out=target)
+            for tall, small in ((frame.q[i], along_q[i]), (u[i], along_u[i])):
+                if small is not None:
+                    result.baddbmm_(small.mT.to(dtype), tall.mT)
+            pulled.append(result.mT)
         return tuple(pulled)
 
 
