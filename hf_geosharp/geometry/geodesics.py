@@ -104,25 +104,19 @@ class SecondOrder:
     w: Tensor
     swapped: bool
 
-    def coefficients(self, k: Pairwise, n: Pairwise) -> tuple[Pairwise, Pairwise]:
-        """(α of both factors, β of both factors) from K and W of both."""
+    def coefficients(self, k: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        """(α, β), each (2, copies, d, d) for both factors, from K and W of both."""
         if self.swapped:
-            k, n = k[::-1], n[::-1]
-        alpha = [self._plus(self.p * x, self.root) for x in n]
-        beta = [self._plus((self.a * x).addcmul_(self.b, x.mH), self.w) for x in k]
-        return (alpha[0], alpha[1]), (beta[0], beta[1])
+            k, n = k.flip(0), n.flip(0)
+        alpha, beta = self.p * n, (self.a * k).addcmul_(self.b, k.mH)
+        alpha.diagonal(dim1=-2, dim2=-1).add_(self.root)
+        beta.diagonal(dim1=-2, dim2=-1).add_(self.w)
+        return alpha, beta
 
-    def pullback(self, alpha: Pairwise, beta: Pairwise) -> tuple[Pairwise, Pairwise]:
+    def pullback(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients in (K, W) of both factors from those in α and β."""
-        k = [(self.a * x).add_((self.b * x).mH) for x in beta]
-        n = [self.p * x for x in alpha]
-        step = -1 if self.swapped else 1
-        return (k[::step][0], k[::step][1]), (n[::step][0], n[::step][1])
-
-    @staticmethod
-    def _plus(x: Tensor, diagonal: Tensor) -> Tensor:
-        x.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-        return x
+        k, n = (self.a * beta).add_((self.b * beta).mH), self.p * alpha
+        return (k.flip(0), n.flip(0)) if self.swapped else (k, n)
 
 
 def inv_second(s: Tensor, w: Tensor, shift: Tensor) -> SecondOrder:

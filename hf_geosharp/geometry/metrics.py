@@ -308,59 +308,63 @@ class PairFrame(Frame):
 
     def horizontal(self, u: Tensors) -> Tensors:
         """Removes the vertical part, (-G Λ, H Λᴴ)."""
-        z = self._correction(self._wide(self.q[0].mH @ u[0]), self._wide(self.q[1].mH @ u[1]))
+        x = self._vertical(self.products(self.q, u))
+        z = self._outward * x.mH, -self._outward * x
         return tuple(x + q @ c.to(x.dtype) for x, q, c in zip(u, self.q, z, strict=True))
 
-    def _correction(self, p_g: Tensor, p_h: Tensor) -> Pairwise:
-        """Z with u + Q Z horizontal, given QᴴU of both factors, each (copies, d, d)."""
-        x = (self._of_q * p_h).sub_(self._of_p * p_g.mH)
-        return self._outward * x.mH, -self._outward * x
+    def _vertical(self, p: Tensor) -> Tensor:
+        """The X of the projection u_G + Q (outward ∘ Xᴴ), u_H - Q (outward ∘ X), given QᴴU (2, copies, d, d)."""
+        return (self._of_q * p[1]).sub_(self._of_p * p[0].mH)
 
-    def _wide(self, x: Tensor) -> Tensor:
-        return x.to(torch.complex128 if x.is_complex() else torch.float64)
+    def products(self, left: Tensors, right: Tensors) -> Tensor:
+        """LᴴR of both factors in double precision, (2, copies, d, d)."""
+        d = self.s.shape[-1]
+        dtype = torch.complex128 if left[0].is_complex() else torch.float64
+        out = torch.empty(2, self.copies, d, d, dtype=dtype, device=left[0].device)
+        for target, x, y in zip(out, left, right, strict=True):
+            target.copy_(x.mH @ y)
+        return out
 
     def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """G(1) and H(1) in the canonical gauge, of the given order."""
         return PairEndPoint(self, cast(Pairwise, u), order, out)
 
-    def expand(self, k: Pairwise, n: Pairwise, order: Order, tolerance: float) -> Expansion:
+    def expand(self, k: Tensor, n: Tensor, order: Order, tolerance: float) -> Expansion:
         """Coefficients of the end points Q α + u β for K = uᴴQ and W = uᴴu of both factors, and their adjoint."""
         if order == "second":
-            alpha, beta = self.second.coefficients(k, n)
-            return Expansion(alpha, beta, self.second.pullback)
+            return Expansion(*self.second.coefficients(k, n), self.second.pullback)
         if order == "first":
-            alpha_beta = [torch.diag_embed(x).to(k[0].dtype) for x in (self.root, self.w)]
-            return Expansion((alpha_beta[0],) * 2, (alpha_beta[1],) * 2, None)
+            alpha, beta = (torch.diag_embed(x).to(k.dtype).expand_as(k) for x in (self.root, self.w))
+            return Expansion(alpha, beta, None)
         return self._exact(k, n, tolerance)
 
-    def _exact(self, k: Pairwise, n: Pairwise, tolerance: float) -> Expansion:
+    def _exact(self, k: Tensor, n: Tensor, tolerance: float) -> Expansion:
         """By a graph of d x d matrices."""
-        small = [x.detach().requires_grad_() for x in (*k, *n)]
-        root, w = self.root.to(k[0].dtype).unsqueeze(-1), self.w.to(k[0].dtype).unsqueeze(-1)
+        k, n = (x.detach().requires_grad_() for x in (k, n))
+        root, w = self.root.to(k.dtype).unsqueeze(-1), self.w.to(k.dtype).unsqueeze(-1)
         with torch.enable_grad():
-            grams = [
-                Grams(self.s, w * small[i] * root.mT, w * small[2 + i] * w.mT)
-                for i in (0, 1)
-            ]  # fmt: skip
-            ends = self.metric.exact(grams[0], grams[1], self.shift, tolerance)
+            g, h = (Grams(self.s, w * k[i] * root.mT, w * n[i] * w.mT) for i in (0, 1))
+            end = torch.stack(self.metric.exact(g, h, self.shift, tolerance))
             d = root.shape[-2]
-            outputs = [root * e[..., :d, :] for e in ends] + [w * e[..., d:, :] for e in ends]
+            outputs = root * end[..., :d, :], w * end[..., d:, :]
 
-        def back(alpha: Pairwise, beta: Pairwise) -> tuple[Pairwise, Pairwise]:
-            bars = torch.autograd.grad(outputs, small, [*alpha, *beta], retain_graph=True)
-            return (bars[0], bars[1]), (bars[2], bars[3])
+        def back(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+            bars = torch.autograd.grad(outputs, (k, n), (alpha, beta), retain_graph=True)
+            return bars[0], bars[1]
 
-        done = [x.detach() for x in outputs]
-        return Expansion((done[0], done[1]), (done[2], done[3]), back)
+        return Expansion(outputs[0].detach(), outputs[1].detach(), back)
 
 
 @dataclass(frozen=True)
 class Expansion:
-    """α and β of both factors, and the map from their gradients to those in (K, W); None where they are constant."""
+    """α and β of both factors, (2, copies, d, d), and the map from their gradients to those in (K, W).
 
-    alpha: Pairwise
-    beta: Pairwise
-    back: Callable[[Pairwise, Pairwise], tuple[Pairwise, Pairwise]] | None
+    The map is None where they are constant.
+    """
+
+    alpha: Tensor
+    beta: Tensor
+    back: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
 
 class PairEndPoint(EndPoint):
@@ -369,44 +373,40 @@ class PairEndPoint(EndPoint):
     def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
         self.frame, self.u = frame, u
         dtype = u[0].dtype
-        self._k = cast(Pairwise, tuple(frame._wide(x.mH @ q) for x, q in zip(u, frame.q, strict=True)))
-        n = cast(Pairwise, tuple(frame._wide(x.mH @ x) for x in u))
-        self._expansion = frame.expand(self._k, n, order, geodesics.TOLERANCE[dtype])
-        self._beta = [x.to(dtype) for x in self._expansion.beta]
+        self._k = frame.products(u, frame.q)
+        self._expansion = frame.expand(self._k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
+        self._beta = self._expansion.beta.to(dtype)
+        alpha = self._expansion.alpha.to(dtype)
         self.point = tuple(
-            _combine(q, a.to(dtype), x, b, target)
-            for q, a, x, b, target in zip(
-                frame.q, self._expansion.alpha, u, self._beta, out or (None, None), strict=True
-            )
+            _combine(frame.q[i], alpha[i], u[i], self._beta[i], None if out is None else out[i]) for i in (0, 1)
         )
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor."""
         frame, u, expansion = self.frame, self.u, self._expansion
-        dtype = u[0].dtype
-        alpha = [frame._wide(q.mH @ gamma) for q, gamma in zip(frame.q, covector, strict=True)]
-        along_q: list[Tensor | None] = [None, None]
-        along_u: list[Tensor | None] = [None, None]
-        if expansion.back is not None:
-            beta = [frame._wide(x.mH @ gamma) for x, gamma in zip(u, covector, strict=True)]
-            k, n = expansion.back((alpha[0], alpha[1]), (beta[0], beta[1]))
-            kept = frame.kept.unsqueeze(-1)
-            along_q = [x.mH * kept for x in k]
-            along_u = [geodesics.hermitian(x) for x in n]
+        alpha = frame.products(frame.q, covector)
+        along_u: Tensor | None = None
+        if expansion.back is None:
+            along_q = torch.zeros_like(alpha)
+        else:
+            k, n = expansion.back(alpha, frame.products(u, covector))
+            along_q, along_u = k.mH.contiguous(), geodesics.hermitian(n)
         if horizontal:
-            inner = [a @ b.mH for a, b in zip(alpha, expansion.beta, strict=True)]
-            for i, (q, v) in enumerate(zip(along_q, along_u, strict=True)):
-                if q is not None and v is not None:
-                    inner[i] = torch.baddbmm(inner[i] + q, self._k[i].mH, v)
-            z = frame._correction(inner[0], inner[1])
-            along_q = [c if a is None else a + c for a, c in zip(along_q, z, strict=True)]
+            # QᴴU of the result, out of what is known already; its vertical part goes the way of K̄.
+            flat = [x.flatten(0, 1) for x in (along_q, alpha, expansion.beta.mH, self._k.mH)]
+            inner = torch.baddbmm(flat[0], flat[1], flat[2])
+            if along_u is not None:
+                inner.baddbmm_(flat[3], along_u.flatten(0, 1))
+            x = frame._vertical(inner.view_as(alpha))
+            along_q[0].addcmul_(frame._outward, x.mH)
+            along_q[1].addcmul_(frame._outward, x, value=-1)
+        dtype = u[0].dtype
+        terms = [(frame.q, along_q.to(dtype))] + ([] if along_u is None else [(u, along_u.to(dtype))])
         pulled = []
-        for i, (gamma, b) in enumerate(zip(covector, self._beta, strict=True)):
-            target = None if out is None else out[i].mT
-            result = torch.bmm(b.conj(), gamma.mT, out=target)
-            for tall, small in ((frame.q[i], along_q[i]), (u[i], along_u[i])):
-                if small is not None:
-                    result.baddbmm_(small.mT.to(dtype), tall.mT)
+        for i, gamma in enumerate(covector):
+            result = torch.bmm(self._beta[i].conj(), gamma.mT, out=None if out is None else out[i].mT)
+            for tall, small in terms:
+                result.baddbmm_(small[i].mT, tall[i].mT)
             pulled.append(result.mT)
         return tuple(pulled)
 
