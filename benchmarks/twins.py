@@ -17,7 +17,7 @@ from hf_geosharp import score_pretrained
 
 DEMOS = ("digits-vit", "vader-bert")
 MEASURES = (
-    ("euclidean", None, "Euclidean (SAM-like)"),
+    ("euclidean", None, "Euclidean"),
     ("adaptive", None, "adaptive"),
     ("mix", "second", "geodesic, mix"),
     ("inv", "second", "geodesic, inv"),
@@ -52,20 +52,30 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams["svg.hashsalt"] = "hf-geosharp"
-    figure, axes = plt.subplots(1, len(DEMOS), figsize=(9, 2.6), sharey=True, layout="constrained")
+    plt.rcParams.update({"svg.hashsalt": "hf-geosharp", "font.size": 10})
+    figure, axes = plt.subplots(1, len(DEMOS), figsize=(9, 2.4), sharey=True, layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)
     for axis, demo in zip(axes, DEMOS, strict=True):
         own = [r for r in rows if r["demo"] == demo]
-        colours = ["#b5b5b5" if not r["measure"].startswith("geodesic") else "#1f77b4" for r in own]
-        axis.barh([r["measure"] for r in own], [r["ratio"] for r in own], left=0, color=colours)
+        for height, row in enumerate(own):
+            same = row["measure"].startswith("geodesic")
+            colour = "#1f77b4" if same else "#c0504d"
+            axis.plot([1, row["ratio"]], [height, height], color=colour, linewidth=6, solid_capstyle="butt")
+            axis.plot(row["ratio"], height, "o", color=colour, markersize=9)
+            axis.annotate(
+                f"{row['ratio']:.5f}" if same else f"{row['ratio']:.1f} times",
+                (max(row["ratio"], 1), height), xytext=(10, 0), textcoords="offset points", va="center", color=colour,
+            )  # fmt: skip
+        axis.axvline(1, color="#888888", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
-        axis.set_xlim(0.5, 3 * max(r["ratio"] for r in rows))
-        axis.axvline(1, color="black", linewidth=0.8)
-        for i, r in enumerate(own):
-            axis.text(max(r["ratio"], 1) * 1.15, i, f"x {r['ratio']:.3g}" if abs(r["ratio"] - 1) > 1e-4 else "x 1.0000",
-                      va="center", fontsize=9)  # fmt: skip
-        axis.set_title(f"{demo}: twin / model", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlim(0.6, 10 * max(r["ratio"] for r in rows))
+        axis.set_yticks(range(len(own)), [r["measure"] for r in own])
+        axis.set_ylim(len(own) - 0.5, -0.5)
+        axis.set_title(demo, fontsize=10)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+        axis.tick_params(axis="y", length=0)
+    figure.supxlabel("sharpness of the twin / sharpness of the model (same function, other weights)", fontsize=10)
+    figure.patch.set_facecolor("white")
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -155,6 +155,8 @@ class _Walk:
         # A hair inside, so that rounding does not leave the ball.
         self.inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
         self.spare: list[Tangent] = []
+        self.xx = self.ox = self.oo = self.best_square = 0.0
+        self.momentum = 1.0
         self.restart()
 
     def keep(self) -> None:

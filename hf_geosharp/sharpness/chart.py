@@ -7,7 +7,7 @@ its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,8 +72,9 @@ class _Loose:
     index: Tensor | None = None
     rows: Tensor | None = None
 
-    def take(self, tensor: Tensor) -> Tensor:
-        """Its entries (1, n) of a tensor of the leaf's shape; a view where that is possible."""
+    def take(self, of: Callable[[str], Tensor]) -> Tensor:
+        """Its entries (1, n) of the tensor that ``of`` gives for its name; a view where that is possible."""
+        tensor = of(self.leaf.name)
         if self.rows is not None:
             return tensor.index_select(0, self.rows).view(1, -1)
         flat = tensor.reshape(1, -1)
@@ -96,6 +97,36 @@ class _Loose:
             flat[self.index] = value[0]
             if flat.data_ptr() != tensor.data_ptr():
                 tensor.copy_(flat.view(tensor.shape))
+
+
+@dataclass(frozen=True)
+class _Bundle:
+    """Several small leaves as one part: biases and norms are many, and each operation has its price."""
+
+    items: tuple[_Loose, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Entries of each."""
+        return [i.leaf.tensor.numel() if i.index is None else i.index.numel() for i in self.items]
+
+    def take(self, of: Callable[[str], Tensor]) -> Tensor:
+        """Their entries (1, n) of the tensors that ``of`` gives for their names."""
+        return torch.cat([item.take(of) for item in self.items], dim=1)
+
+    def put(self, value: Tensor) -> None:
+        """Writes their entries (1, n)."""
+        pieces = value.split(self.sizes, dim=1)
+        windows = [item.window() for item in self.items]
+        pairs = [(w, p) for w, p in zip(windows, pieces, strict=True) if w is not None]
+        torch._foreach_copy_([w for w, _ in pairs], [p for _, p in pairs])
+        for item, window, piece in zip(self.items, windows, pieces, strict=True):
+            if window is None:
+                item.put(piece)
+
+
+_SMALL = 1 << 14
+"""Parameters of at most this many entries are bundled."""
 
 
 class Chart:
@@ -135,7 +166,7 @@ class Chart:
             for batch in _batched(pairs):
                 parts.append(self._pair_part(batch))
                 self._batches.append(batch)
-            self._loose = self._loose_leaves(pairs, symmetries.fixed)
+            self._loose = _bundled(self._loose_leaves(pairs, symmetries.fixed))
             parts += [self._loose_part(item, base) for item in self._loose]
             self._wide.clear()
         device = next(iter(self._tensors.values())).device
@@ -162,20 +193,20 @@ class Chart:
         parts, count = list(space.parts), len(self._batches)
         kept = []
         for i, item in enumerate(loose):
-            wanted = rows.get(item.leaf.name)
-            if wanted is not None and item.window() is not None and item.leaf.alike:
+            wanted = None if isinstance(item, _Bundle) else rows.get(item.leaf.name)
+            if wanted is not None and isinstance(item, _Loose) and item.window() is not None and item.leaf.alike:
                 gradient = item.leaf.gradient()
                 if int(torch.count_nonzero(gradient)) == int(torch.count_nonzero(gradient[wanted])):
                     item = _Loose(item.leaf, rows=wanted)
                     part = parts[count + i]
                     frame = part.frame
                     assert isinstance(frame, EntryFrame)
-                    theta = item.take(frame.theta.view(item.leaf.tensor.shape))
+                    theta = frame.theta.view(item.leaf.tensor.shape)[wanted].view(1, -1)
                     parts[count + i] = replace(
                         part, frame=type(frame)(theta, frame.scale), shapes=(tuple(theta.shape),)
                     )
             kept.append(item)
-        if any(item.rows is not None for item in kept):
+        if any(isinstance(item, _Loose) and item.rows is not None for item in kept):
             self._loose = kept
             self.space = Space(parts, space.dtype, space.device)
             self.write(self.space.zeros())
@@ -244,11 +275,12 @@ class Chart:
                 loose.append(_Loose(leaf, (~covered[name]).reshape(-1).nonzero().squeeze(1)))
         return loose
 
-    def _loose_part(self, item: _Loose, base: Mapping[str, Tensor]) -> Part:
-        name = item.leaf.name
-        theta = item.take(base[name] if name in base else item.leaf.tensor.clone())
+    def _loose_part(self, item: _Loose | _Bundle, base: Mapping[str, Tensor]) -> Part:
+        names = [i.leaf.name for i in (item.items if isinstance(item, _Bundle) else (item,))]
+        name = ", ".join(names)
+        theta = item.take(lambda n: base[n] if n in base else self._tensors[n].clone())
         scale = 1.0
-        if self._nudge and name in base:
+        if self._nudge and all(n in base for n in names):
             scale += self._nudge * float(torch.randn((), generator=self._generator))
         frame = ENTRY_FRAMES["adaptive" if self.geometry.paired else self.geometry.metric](theta, scale)
         order: Order = "first" if self.geometry.paired else self.geometry.geodesic
@@ -266,7 +298,7 @@ class Chart:
                 self._batches[i].write(self._tensors, [x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._batches)]
-                target = item.window()
+                target = item.window() if isinstance(item, _Loose) else None
                 end = part.frame.geodesic(part.split(piece), part.order, None if target is None else (target,))
                 if target is None:
                     item.put(end.point[0])
@@ -284,8 +316,7 @@ class Chart:
         gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
         loose = []
         for end, item in zip(self._ends[count:], self._loose, strict=True):
-            whole = gradients.get(item.leaf.name)
-            row = item.take(item.leaf.gradient() if whole is None else whole)
+            row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
             loose.append(end.pullback((row,), out=(row,))[0].view(-1))
         pieces = []
         for part, end, batch in zip(self.space.parts, self._ends, self._batches, strict=False):
@@ -312,12 +343,22 @@ class Chart:
         out: dict[str, float] = {}
         for i, (part, piece) in enumerate(self.space.slices(u)):
             if i >= len(self._batches):
-                out[part.name] = float((piece.double() ** 2).sum()) / total
+                item = self._loose[i - len(self._batches)]
+                items, sizes = (item.items, item.sizes) if isinstance(item, _Bundle) else ((item,), [piece.numel()])
+                for one, entries in zip(items, piece.split(sizes), strict=True):
+                    out[one.leaf.name] = float((entries.double() ** 2).sum()) / total
                 continue
             for pair, start in zip(self._batches[i].pairs, self._batches[i].starts, strict=True):
                 own = [x[start : start + pair.copies] for x in part.storage(piece)]
                 out[pair.name] = sum(float((x.abs().double() ** 2).sum()) for x in own) / total
         return out
+
+
+def _bundled(loose: Sequence[_Loose]) -> list[_Loose | _Bundle]:
+    """The same leaves with the small ones together."""
+    small = [i for i in loose if i.leaf.tensor.numel() <= _SMALL]
+    large: list[_Loose | _Bundle] = [i for i in loose if i.leaf.tensor.numel() > _SMALL]
+    return [*large, _Bundle(tuple(small))] if small else large
 
 
 def _lean(base: Canonical, tall: torch.dtype) -> Canonical:

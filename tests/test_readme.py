@@ -1,0 +1,152 @@
+"""What the README says: its snippets run, its commands parse, its figures are those that were measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_geosharp.cli import main
+from hf_geosharp.sharpness.estimate import DEFAULT_RHO
+from hf_geosharp.sharpness.result import SharpnessResult
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+DEMOS = ("digits-vit", "vader-bert")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    """What follows each prompt, without its comment and without what it is piped into."""
+    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    return [line.split("#")[0].split(" | ")[0].strip() for line in lines]
+
+
+def data(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "data" / f"{name}.json").read_text())
+    return rows
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+
+
+def twins_table() -> str:
+    rows = [
+        [f"{r['demo']}, {r['measure']}", f"{r['rho']:g}", f"{r['model']:#.6g}", f"{r['twin']:#.6g}",
+         f"{r['ratio']:.5f}" if r["measure"].startswith("geodesic") else f"{r['ratio']:.1f}"]
+        for r in data("twins")
+    ]  # fmt: skip
+    return markdown(["sharpness", "ρ", "model", "twin", "twin / model"], rows)
+
+
+def radius_table() -> str:
+    measured = {(r["metric"], r["rho"], r["model"].removeprefix("demo:")): r for r in data("radius")}
+    rows = []
+    for metric, rho in dict.fromkeys(key[:2] for key in measured):
+        name = f"{metric} {rho:g}"
+        cells = [f"**{name}**" if rho == DEFAULT_RHO[metric] else name]
+        for demo in DEMOS:
+            r = measured[metric, rho, demo]
+            cells += [f"{r['score'] / r['base_loss']:#.3g}".rstrip("."), f"{r['converged']} of {r['batches']}",
+                      f"{r['spread']:.0e}"]  # fmt: skip
+        rows.append(cells)
+    heads = [f"{demo}: {what}" for demo in DEMOS for what in ("rise", "converged", "spread")]
+    return markdown(["metric, ρ", *heads], rows)
+
+
+@pytest.mark.parametrize(("name", "table"), [("twins", twins_table), ("radius", radius_table)])
+def test_the_tables_are_those_of_the_measured_data(name: str, table: Any) -> None:
+    found = re.search(rf"<!-- {name}-table -->\n(.*?)\n<!-- /{name}-table -->", README, flags=re.DOTALL)
+    assert found is not None
+    assert found[1] == table()
+
+
+def test_the_picture_shows_the_ratios_that_the_table_has() -> None:
+    picture = (ROOT / "benchmarks" / "twins.svg").read_text(encoding="utf-8")
+    labels = re.findall(r"<!-- ([\d.]+)(?: times)? -->", picture)
+    for row in data("twins"):
+        assert (f"{row['ratio']:.5f}" if row["measure"].startswith("geodesic") else f"{row['ratio']:.1f}") in labels
+
+
+def test_the_data_say_what_the_readme_says_of_them() -> None:
+    for row in data("twins"):
+        if row["measure"].startswith("geodesic"):
+            assert abs(row["ratio"] - 1) < 1e-5
+        else:
+            assert row["ratio"] > 2
+    for row in data("radius"):
+        if row["rho"] == DEFAULT_RHO[row["metric"]]:
+            assert row["converged"] == row["batches"]
+            assert 0.01 < row["score"] / row["base_loss"] < 10
+            assert row["spread"] < 1e-4
+
+
+def test_the_snippets_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    snippets = blocks("python")
+    assert len(snippets) >= 5
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"README, snippet {number}", "exec"), names)
+    assert names["result"].geodesic_sharpness > 0
+
+
+def test_every_command_parses() -> None:
+    lines = [line for line in commands() if line.startswith("hf-geosharp ")]
+    assert len(lines) >= 12
+    for line in lines:
+        arguments = shlex.split(line.replace("<model-id>", "owner/name"))[1:]
+        context = main.make_context("hf-geosharp", list(arguments))
+        name, command, rest = main.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None, line
+        command.make_context(name, rest, parent=context)
+
+
+def test_every_option_of_the_table_exists() -> None:
+    command = main.get_command(main.make_context("hf-geosharp", ["score"]), "score")
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--json", "--samples"}
+    foreign = {"--plot", "--output"}
+    assert named - foreign <= known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_make_target_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = set(re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, flags=re.MULTILINE))
+    assert named or document == "CHANGELOG.md"
+    assert named <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:tests|benchmarks|hf_geosharp|cli)/[\w./-]*|constraints[\w-]*\.txt|LICENSE)`", text)
+    named += re.findall(r"\]\(((?!http|#)[^)]+)\)", text)
+    assert named or document == "CHANGELOG.md"
+    for path in named:
+        assert (ROOT / path).exists() or ((ROOT / document).parent / path).exists(), path
+
+
+def test_the_table_of_fields_has_every_field_of_a_result() -> None:
+    section = README.split("## The result")[1].split("\n## ")[0]
+    for field in SharpnessResult.__dataclass_fields__:
+        assert f"`{field}" in section, field
+
+
+def test_every_default_radius_is_in_the_table_of_radii() -> None:
+    for metric, rho in DEFAULT_RHO.items():
+        if metric != "euclidean":
+            assert f"**{metric} {rho:g}**" in README
