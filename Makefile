@@ -5,15 +5,17 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
 BIN := $(VENV)/bin
+WORKERS ?= 2
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # A stamp says that an environment is up to date, so that a second run installs nothing.
 RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 DEMOS := $(VENV)/.demos
+BENCH := $(VENV)/.bench
 OLDEST_DEV := $(OLDEST)/.dev
 
-.PHONY: help demo test test-fast test-oldest lint types bench demos clean
+.PHONY: help demo test test-fast test-oldest lint types bench radius twins demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -23,13 +25,13 @@ demo: $(RUN) ## score the shipped demo model on its shipped data
 	$(BIN)/hf-geosharp score
 
 test: $(DEV) ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-fast: $(DEV) ## the test suite without what takes long
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-oldest: $(OLDEST_DEV) ## the whole test suite with the oldest supported transformers
-	$(OLDEST)/bin/python -m pytest
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS)
 
 lint: $(DEV) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -57,6 +59,12 @@ export LINK_PACKAGES
 bench: $(DEV) ## the cost of geometry per step, and peak memory
 	$(BIN)/python benchmarks/geometry_cost.py
 
+radius: $(BENCH) ## the score of the demos by radius: what the default radii were chosen from
+	$(BIN)/python benchmarks/radius.py --json benchmarks/data/radius.json
+
+twins: $(BENCH) ## the same function at other weights: every measure on the demos and their twins, with the picture
+	$(BIN)/python benchmarks/twins.py --json benchmarks/data/twins.json --plot benchmarks/twins.svg
+
 demos: $(DEMOS) ## train the shipped demo models again, from their sources
 	$(BIN)/python benchmarks/make_demos.py all
 
@@ -75,6 +83,10 @@ $(RUN): $(VENV)/.created pyproject.toml constraints.txt
 
 $(DEV): $(RUN)
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[test,lint]"
+	touch $@
+
+$(BENCH): $(RUN)
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[bench]"
 	touch $@
 
 $(DEMOS): $(RUN)
