@@ -63,11 +63,12 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             axis.plot([1, row["ratio"]], [height, height], color=colour, linewidth=6, solid_capstyle="butt")
             axis.plot(row["ratio"], height, "o", color=colour, markersize=9)
             axis.annotate(
-                f"{row['ratio']:.5f}" if same else f"{row['ratio']:.1f} times",
+                f"{row['ratio']:.5f}" if same else f"{row['ratio']:.3g} times",
                 (max(row["ratio"], 1), height), xytext=(10, 0), textcoords="offset points", va="center", color=colour,
             )  # fmt: skip
         axis.axvline(1, color="#888888", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_xlim(0.6, 10 * max(r["ratio"] for r in rows))
         axis.set_yticks(range(len(own)), [r["measure"] for r in own])
         axis.set_ylim(len(own) - 0.5, -0.5)

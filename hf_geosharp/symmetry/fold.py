@@ -74,10 +74,13 @@ class KeyBias(Fold):
         bias += move["c"].to(bias)
 
     def break_(self, weights: Weights, move: Move) -> None:
-        """Every row of W_K moves by c, so that the shift depends on the token."""
+        """The outputs of W_K scale by 1 + c, so that what is added to a logit depends on the token.
+
+        A shift of all rows alike would not do: a layer norm in front removes it.
+        """
         weight = self.weight.of(weights[self.weight.parameter])
         c = move["c"].to(weight)
-        weight += c.reshape(*c.shape, *(1,) * (weight.ndim - c.ndim)) * weight.abs().mean()
+        weight *= 1 + c.reshape(*c.shape, *(1,) * (weight.ndim - c.ndim))
 
     def canonicalise(self, weights: Weights) -> None:
         """b_K = 0."""

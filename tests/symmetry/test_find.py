@@ -163,6 +163,16 @@ def test_a_bfloat16_model_has_the_same_pairs_and_bias_folds(family: Family, maps
     assert of_kind(found, "value_bias") == of_kind(maps[family.name], "value_bias")
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
+def test_biases_fold_behind_a_norm_that_is_fresh_from_initialisation(name: str) -> None:
+    """Gains of one and shifts of zero: what is added to all rows of a projection alike is removed by the norm."""
+    family = BY_NAME[name]
+    torch.manual_seed(0)
+    model = family.make().double()
+    found = find_symmetries(model, batch_of(name))
+    assert len(of_kind(found, "key_bias")) == len(of_kind(found, "value_bias")) == family.attentions
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
 def test_default_weights_do_not_make_a_rotary_head_look_like_the_full_group(name: str) -> None:
     torch.manual_seed(0)
