@@ -1,6 +1,6 @@
 """Cost of the geometry: passes a step, time on top of a forward and backward pass, and peak memory.
 
-    python benchmarks/geometry_cost.py [--threads 2] [--repeats 3] [--steps 5] [--case base|tiny|all]
+    python benchmarks/geometry_cost.py [--threads 2] [--repeats 3] [--steps 20] [--case base|tiny|all]
 
 A real ascent is timed: its model passes, and all the rest of it, in turn in one process; ratios are medians over
 repeats (one for exact geodesics).
@@ -22,6 +22,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.utils import logging
 
+from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
@@ -39,15 +40,19 @@ class Case:
     config: BertConfig
     rows: int
     tokens: int
+    orders: tuple[Order, ...]
+    steps: int
 
 
 CASES = {
-    "base": Case("BERT-base, 32 x 128 tokens", BertConfig(), 32, 128),
+    "base": Case("BERT-base, 32 x 128 tokens", BertConfig(), 32, 128, ("second",), 4),
     "tiny": Case(
         "BERT 4 layers, hidden 128, 32 x 64 tokens",
         BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=512),
         32,
         64,
+        ("second", "exact"),
+        20,
     ),
 }
 
@@ -82,7 +87,7 @@ def step_cost(case: Case, steps: int, repeats: int) -> None:
     symmetries = find_symmetries(model)
     print(f"\n{case.title}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
     for metric in ("inv", "mix"):
-        for geodesic in ("second", "exact"):
+        for geodesic in case.orders:
             with borrow(model) as borrowed:
                 chart = Chart(borrowed, symmetries, Geometry(metric, geodesic))
                 passes, rest = [], []
@@ -152,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="steps of an ascent; by default 20 for tiny, 4 for base")
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
@@ -161,7 +166,7 @@ def main() -> None:
     passes_per_step(CASES["tiny"])
     for name, case in CASES.items():
         if arguments.case in (name, "all"):
-            step_cost(case, arguments.steps, arguments.repeats)
+            step_cost(case, arguments.steps or case.steps, arguments.repeats)
     if arguments.case in ("base", "all"):
         peak_memory(CASES["base"])
 

@@ -178,8 +178,11 @@ class Chart:
 
     def widen(self) -> None:
         """Every parameter is in reach again: undoes :meth:`focus`, and puts the base point into the model."""
-        self.space, self._loose = self._whole
+        # What is out of focus has stayed at the base point.
         self.write(self.space.zeros())
+        if self.space is not self._whole[0]:
+            self.space, self._loose = self._whole
+            self._ends = []
 
     @torch.no_grad()
     def focus(self, rows: Mapping[str, Tensor]) -> None:
@@ -209,6 +212,7 @@ class Chart:
         if any(isinstance(item, _Loose) and item.rows is not None for item in kept):
             self._loose = kept
             self.space = Space(parts, space.dtype, space.device)
+        if not self._ends or self.space is not space:
             self.write(self.space.zeros())
 
     # ------------------------------------------------------------------------------------------------ construction
