@@ -119,7 +119,8 @@ class _Bundle:
         pieces = value.split(self.sizes, dim=1)
         windows = [item.window() for item in self.items]
         pairs = [(w, p) for w, p in zip(windows, pieces, strict=True) if w is not None]
-        torch._foreach_copy_([w for w, _ in pairs], [p for _, p in pairs])
+        if pairs:
+            torch._foreach_copy_([w for w, _ in pairs], [p for _, p in pairs])
         for item, window, piece in zip(self.items, windows, pieces, strict=True):
             if window is None:
                 item.put(piece)

@@ -322,3 +322,14 @@ class TestProgress:
             update(State())  # type: ignore[arg-type]
             raise KeyboardInterrupt
         assert capsys.readouterr().out == ""
+
+
+def test_choices_are_those_of_the_package() -> None:
+    """The options repeat them, so that --help need not import torch."""
+    from hf_geosharp.cli import options
+    from hf_geosharp.geometry.metrics import METRICS, ORDERS
+    from hf_geosharp.symmetry.find import PRESETS
+
+    assert set(options.METRICS) == set(METRICS)
+    assert options.GEODESICS == ORDERS
+    assert set(options.SYMMETRIES) == set(PRESETS)
