@@ -41,7 +41,7 @@ def attach_model_targets(
     import torch
 
     keeps_labels = task is not None and task.second == "label"
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
     attached = []
     model.eval()
@@ -54,7 +54,8 @@ def attach_model_targets(
                 precise = logits if logits.dtype == torch.float64 else logits.float()
                 attached.append({**kept, **_target(precise, batch, keeps_labels)})
     finally:
-        model.train(training)
+        for module, mode in modes:
+            module.training = mode
     return attached
 
 
