@@ -18,7 +18,7 @@ from hf_geosharp.geometry.metrics import Frame, Order, Tensors
 _CHUNK = 1 << 18
 """Entries worked on at a time: what several vectors have of them fits a cache."""
 
-_SUMMED = 1 << 16
+_SUMMED = 1 << 17
 """Products that are summed in the working precision; sums of sums are in double."""
 
 

@@ -126,7 +126,7 @@ class _Bundle:
                 item.put(piece)
 
 
-_SMALL = 1 << 14
+_SMALL = 1 << 17
 """Parameters of at most this many entries are bundled."""
 
 
