@@ -20,7 +20,7 @@ from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Leaf
-from hf_geosharp.symmetry.views import View, read, shape_of, write
+from hf_geosharp.symmetry.views import View, Window, read, shape_of, windows
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,68 @@ class _Batch:
     pairs: tuple[Pair, ...]
     starts: tuple[int, ...]
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of all parameters that the pairs are views of."""
+        return tuple(dict.fromkeys(n for p in self.pairs for n in p.parameters))
+
     def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
         """Gathers both factors of all pairs into ``outs`` (copies, d, rows)."""
         for pair, start in zip(self.pairs, self.starts, strict=True):
             for views, out in zip((pair.g, pair.h), outs, strict=True):
                 read(views, tensors, out[start : start + pair.copies])
 
-    def write(self, tensors: Mapping[str, Tensor], sources: Sequence[Tensor]) -> None:
-        """Scatters them back."""
-        for pair, start in zip(self.pairs, self.starts, strict=True):
-            for views, source in zip((pair.g, pair.h), sources, strict=True):
-                write(views, tensors, source[start : start + pair.copies])
+    def bind(self, tensors: Mapping[str, Tensor], shapes: Sequence[tuple[int, ...]], complex_: bool) -> _Bound:
+        """Works out where each view lies in the tensors, and in both factors of these shapes."""
+        links = []
+        for factor, shape in enumerate(shapes):
+            like = torch.empty(shape, dtype=torch.complex64 if complex_ else torch.float32, device="meta")
+            for pair, start in zip(self.pairs, self.starts, strict=True):
+                views = pair.h if factor else pair.g
+                for view, (there, here) in zip(
+                    views, windows(views, tensors, like[start : start + pair.copies]), strict=True
+                ):
+                    begin = start * like.stride(0) * (2 if complex_ else 1)
+                    here = replace(here, offset=here.offset + begin)
+                    links.append(_Link(view.parameter, factor, tensors[view.parameter], there, here))
+        return _Bound(tuple(links))
+
+
+@dataclass(frozen=True)
+class _Link:
+    """Where one view lies in its parameter and in a factor of its batch."""
+
+    parameter: str
+    factor: int
+    tensor: Tensor
+    there: Window
+    here: Window
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The views of a batch on the parameters of one model, worked out once: a step opens each many times."""
+
+    links: tuple[_Link, ...]
+
+    def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
+        """Gathers both factors into ``outs`` (copies, d, rows) from tensors shaped like the parameters."""
+        flat = [_real(x) for x in outs]
+        for link in self.links:
+            tensor = tensors[link.parameter]
+            if not link.there.fits(tensor):
+                tensor = torch.empty_like(link.tensor).copy_(tensor)
+            link.here.of(flat[link.factor]).copy_(link.there.of(tensor))
+
+    def write(self, sources: Sequence[Tensor]) -> None:
+        """Scatters both factors, contiguous as (copies, d, rows), into the parameters."""
+        flat = [_real(x.resolve_conj()) for x in sources]
+        for link in self.links:
+            link.there.of(link.tensor).copy_(link.here.of(flat[link.factor]))
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
 
 
 @dataclass(frozen=True)
@@ -164,9 +215,13 @@ class Chart:
                 base.pop(name, None)
             parts: list[Part] = []
             self._batches: list[_Batch] = []
+            self._bound: list[_Bound] = []
             for batch in _batched(pairs):
-                parts.append(self._pair_part(batch))
+                part = self._pair_part(batch)
+                parts.append(part)
                 self._batches.append(batch)
+                self._bound.append(batch.bind(self._tensors, part.shapes, part.complex))
+            self._paired = tuple(dict.fromkeys(n for b in self._batches for n in b.parameters))
             self._loose = _bundled(self._loose_leaves(pairs, symmetries.fixed))
             parts += [self._loose_part(item, base) for item in self._loose]
             self._wide.clear()
@@ -300,7 +355,7 @@ class Chart:
         for i, (part, piece) in enumerate(self.space.slices(u)):
             if i < len(self._batches):
                 end = part.frame.geodesic(part.split(piece), part.order)
-                self._batches[i].write(self._tensors, [x.mT for x in end.point])
+                self._bound[i].write([x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._batches)]
                 target = item.window() if isinstance(item, _Loose) else None
@@ -317,19 +372,18 @@ class Chart:
         Takes the parameters' gradients away: those of loose parameters become pieces of the result, in place.
         """
         count = len(self._batches)
-        paired = list(dict.fromkeys(n for b in self._batches for p in b.pairs for n in p.parameters))
-        gradients = {n: self._borrowed.leaves[n].gradient() for n in paired}
+        gradients = {n: self._borrowed.leaves[n].gradient() for n in self._paired}
         loose = []
         for end, item in zip(self._ends[count:], self._loose, strict=True):
             row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
             loose.append(end.pullback((row,), out=(row,))[0].view(-1))
         pieces = []
-        for part, end, batch in zip(self.space.parts, self._ends, self._batches, strict=False):
+        for part, end, bound in zip(self.space.parts, self._ends, self._bound, strict=False):
             covector = [
                 torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.device)
                 for s in part.shapes
             ]
-            batch.read(gradients, covector)
+            bound.read(gradients, covector)
             piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.device)
             end.pullback(tuple(x.mT for x in covector), out=part.split(piece))
             pieces.append(piece)

@@ -97,6 +97,49 @@ class View:
         return replace(self, axes=axes, sizes={**self.sizes, **sizes})
 
 
+@dataclass(frozen=True)
+class Window:
+    """A view worked out for tensors of one shape and strides: opening it is a single operation.
+
+    Attributes:
+        size, stride, offset: of the window, the offset from the tensor's own.
+        within: shape and strides of the tensors it is for.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    within: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @staticmethod
+    def between(tensor: Tensor, part: Tensor) -> Window:
+        """The window through which ``part``, a view of ``tensor``, is seen."""
+        offset = int(part.storage_offset() - tensor.storage_offset())
+        return Window(tuple(part.shape), part.stride(), offset, (tuple(tensor.shape), tensor.stride()))
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether the tensor lies in memory as the window wants it."""
+        return self.within == (tuple(tensor.shape), tensor.stride())
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The window on a tensor that it fits."""
+        return tensor.as_strided(self.size, self.stride, int(tensor.storage_offset()) + self.offset)
+
+
+def windows(views: Sequence[View], tensors: Mapping[str, Tensor], factor: Tensor) -> list[tuple[Window, Window]]:
+    """For each view its window on its parameter, and on its rows of ``factor`` (copies, d, rows).
+
+    A complex factor is seen as real numbers, (copies, d, rows, 2).
+    """
+    out, row = [], 0
+    for view in views:
+        tensor, block = tensors[view.parameter], _block(view, factor, row)
+        whole = torch.view_as_real(factor) if view.field else factor
+        out.append((Window.between(tensor, view.of(tensor)), Window.between(whole, block)))
+        row += view.height
+    return out
+
+
 def read(views: Sequence[View], tensors: Mapping[str, Tensor], out: Tensor) -> Tensor:
     """Gathers a factor's views into ``out`` (copies, d, rows), real or complex; rows of the views stack."""
     row = 0
