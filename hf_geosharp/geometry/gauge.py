@@ -56,7 +56,7 @@ class Canonical:
         return self.frame_h * self.s.sqrt().unsqueeze(-2)
 
 
-def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None) -> Canonical:
+def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bool = False) -> Canonical:
     """The canonical representative of each pair of a batch.
 
     Thin QR of both factors, then the SVD of the small core; for d = 1 this is one division. What the balanced form
@@ -67,6 +67,7 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None) -> Canonical
         g: (copies, N, d), real or complex; computed in double precision whatever its dtype.
         h: (copies, M, d).
         cutoff: relative cut-off for s; by default 1e-6 for single and 1e-12 for double precision input.
+        positive: for d = 1, move by positive numbers only; signs stay.
 
     Raises:
         ValueError: the shapes do not belong to one pair, or an entry is not finite.
@@ -79,7 +80,7 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None) -> Canonical
     if not bool(torch.isfinite(g).all() and torch.isfinite(h).all()):
         raise ValueError("a factor has NaN or infinite entries")
     if g.shape[2] == 1:
-        return _canonical_column(g, h)
+        return _canonical_column(g, h, positive)
     d = g.shape[2]
     q_g, r_g = torch.linalg.qr(g)
     q_h, r_h = torch.linalg.qr(h)
@@ -103,13 +104,13 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None) -> Canonical
     return Canonical(frame_g, frame_h, s, transform, inverse)
 
 
-def _canonical_column(g: Tensor, h: Tensor) -> Canonical:
+def _canonical_column(g: Tensor, h: Tensor, positive: bool) -> Canonical:
     """One column each: both get the norm √s, and the phase that makes the largest entry of G positive."""
     norm_g, norm_h = torch.linalg.vector_norm(g, dim=-2), torch.linalg.vector_norm(h, dim=-2)
     s = norm_g * norm_h
     keep = s > torch.finfo(s.dtype).tiny
     safe_g, safe_h = torch.where(keep, norm_g, 1.0), torch.where(keep, norm_h, 1.0)
-    phase = _leading_phase(g) * keep
+    phase = (torch.ones_like(_leading_phase(g)) if positive else _leading_phase(g)) * keep
     frame_g = g * (phase / safe_g).unsqueeze(-2)
     frame_h = h * (phase / safe_h).unsqueeze(-2)
     ratio = (safe_g / safe_h).sqrt()

@@ -71,7 +71,7 @@ class _Batch:
                 ):
                     begin = start * like.stride(0) * (2 if complex_ else 1)
                     here = replace(here, offset=here.offset + begin)
-                    links.append(_Link(view.parameter, factor, tensors[view.parameter], there, here))
+                    links.append(_Link(view.parameter, factor, tensors[view.parameter], there, here, view.shift))
         return _Bound(tuple(links))
 
 
@@ -84,6 +84,7 @@ class _Link:
     tensor: Tensor
     there: Window
     here: Window
+    shift: float
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class _Bound:
         """Scatters both factors, contiguous as (copies, d, rows), into the parameters."""
         flat = [_real(x.resolve_conj()) for x in sources]
         for link in self.links:
-            link.there.of(link.tensor).copy_(link.here.of(flat[link.factor]))
+            target = link.there.of(link.tensor).copy_(link.here.of(flat[link.factor]))
+            if link.shift:
+                target -= link.shift
 
 
 def _real(x: Tensor) -> Tensor:
@@ -304,7 +307,7 @@ class Chart:
         del wide
         narrow = self._borrowed.dtype
         cutoff = 1e-6 if narrow == torch.float32 else 1e-12
-        base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff)
+        base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff, positive=first.group.positive)
         del factors
         self._report_rank(batch, base)
         tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow

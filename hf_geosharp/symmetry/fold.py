@@ -19,7 +19,7 @@ from hf_geosharp.symmetry.views import View
 
 def whole(parameter: str, size: int) -> View:
     """A view of a whole vector."""
-    return View(parameter, (("i",),), {"i": size}, (), (), ("i",))
+    return View.pattern(parameter, "i", {"i": size}, (), (), ("i",))
 
 
 class Fold(Symmetry):

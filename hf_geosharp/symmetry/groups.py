@@ -10,14 +10,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """The full linear group GL(dim) over the real or the complex numbers, acting on a pair's d columns."""
+    """The full linear group GL(dim) over the real or the complex numbers, acting on a pair's d columns.
+
+    ``positive``: of GL(1) only the positive numbers.
+    """
 
     dim: int
     complex: bool = False
+    positive: bool = False
 
     @property
     def name(self) -> str:
-        """``GL(64)`` or ``GL(1,C)``."""
+        """``GL(64)``, ``GL(1,C)`` or ``GL(1)+``."""
+        if self.positive:
+            return f"GL({self.dim})+"
         return f"GL({self.dim},C)" if self.complex else f"GL({self.dim})"
 
     @property
@@ -34,7 +40,7 @@ class Group:
         x = torch.randn(copies, self.dim, self.dim, generator=generator, dtype=dtype)
         if self.dim == 1:
             spread = torch.rand(copies, 1, 1, generator=generator, dtype=torch.float64) - 0.5
-            return x.sgn() * condition**spread
+            return (x.abs() if self.positive else x).sgn() * condition**spread
         u, _, vh = torch.linalg.svd(x)
         exponents = torch.linspace(-0.5, 0.5, self.dim, dtype=torch.float64)
         return (u * condition**exponents) @ vh

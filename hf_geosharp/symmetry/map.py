@@ -51,10 +51,8 @@ class SymmetryMap:
 
     def coordinates(self, pair: Pair) -> Pair:
         """The pair without the rows that a fold has taken away."""
-        fixed = {(v.parameter, tuple(v.select.items())) for v in self.fixed}
-        g, h = (
-            tuple(v for v in views if (v.parameter, tuple(v.select.items())) not in fixed) for views in (pair.g, pair.h)
-        )
+        fixed = {v.region for v in self.fixed}
+        g, h = (tuple(v for v in views if v.region not in fixed) for views in (pair.g, pair.h))
         return replace(pair, g=g, h=h)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,9 @@ HOLDS = 1e-7
 
 OF_CONTROL = 1e-3
 """... and below this share of the negative control's."""
+
+RETRIES = 2
+"""On how many modules that are alike a claim is tried before it is given up."""
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -55,7 +58,7 @@ def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[
     calls: dict[nn.Module, Call] = {}
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(module, Call(_detached(args), _detached(kwargs)))
+        calls.setdefault(module, Call(detached(args), detached(kwargs)))
 
     handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in modules]
     try:
@@ -67,13 +70,13 @@ def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[
     return calls
 
 
-def _detached(x: Any) -> Any:
+def detached(x: Any) -> Any:
     if isinstance(x, Tensor):
         return x.detach().clone()
     if isinstance(x, (list, tuple)):
-        return type(x)(_detached(v) for v in x)
+        return type(x)(detached(v) for v in x)
     if isinstance(x, dict):
-        return {k: _detached(v) for k, v in x.items()}
+        return {k: detached(v) for k, v in x.items()}
     return x
 
 
@@ -151,3 +154,42 @@ def deviation(outputs: Sequence[Tensor], base: Sequence[Tensor]) -> float:
         if float(size) > 0:
             worst = max(worst, float(torch.linalg.vector_norm(difference) / size))
     return worst
+
+
+class Trials:
+    """Tests claims on local twins; what has held once is not tested again for a module that is alike."""
+
+    def __init__(self, model: nn.Module, calls: Mapping[str, Call], names: Mapping[int, str]) -> None:
+        """``calls`` has the arguments of a call of each module, by its name."""
+        self._modules = dict(model.named_modules())
+        self._calls, self._names = calls, names
+        self._held: set[object] = set()
+        self._failed: dict[object, int] = {}
+        self._twin: tuple[str, LocalTwin] | None = None
+
+    def holds(self, symmetry: Symmetry, scope: str) -> bool:
+        """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision."""
+        module = self._modules[scope]
+        prefix = f"{scope}." if scope else ""
+        key = type(module), repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
+        if key in self._held:
+            return True
+        if scope not in self._calls or self._failed.get(key, 0) >= RETRIES:
+            return False
+        try:
+            held = self._of(scope).holds(symmetry)
+        except (RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError):
+            # A module that cannot be replayed by itself proves nothing.
+            held = False
+        if held:
+            self._held.add(key)
+        else:
+            # A layer may be dead where another one like it is not.
+            self._failed[key] = self._failed.get(key, 0) + 1
+        return held
+
+    def _of(self, scope: str) -> LocalTwin:
+        if self._twin is None or self._twin[0] != scope:
+            self._twin = None
+            self._twin = scope, LocalTwin(self._modules[scope], self._calls[scope], self._names)
+        return self._twin[1]

@@ -1,8 +1,10 @@
 """A part of a parameter seen as (copies, d, rows): slices, transposes, fused layouts and stacked groups, as data.
 
-A view is written as a pattern over the parameter's axes. ``(n g h) i`` is a query weight of n key heads with g query
-heads each; of ``i (s n h)``, s = 1 selects the keys of a fused and transposed projection. Reading and writing go
-through strided views of the parameter's own storage, so that a write perturbs the model in place.
+A view is a regular window: an index in each of its named axes moves by a fixed step along one dimension of the
+parameter. Layouts are often written as a pattern over the parameter's dimensions: ``(n g h) i`` is a query weight of n
+key heads with g query heads each; of ``i (s n h)``, s = 1 selects the keys of a fused and transposed projection.
+Reading and writing go through strided views of the parameter's own storage, so that a write perturbs the model in
+place.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
 
 import torch
 from torch import Tensor
@@ -25,31 +26,65 @@ def parse(pattern: str) -> tuple[tuple[str, ...], ...]:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """``size`` indices, each ``step`` further along one dimension of the parameter."""
+
+    name: str
+    size: int
+    dimension: int
+    step: int
+
+
+@dataclass(frozen=True)
 class View:
-    """A strided window on one parameter.
+    """A regular window on one parameter.
 
     Attributes:
         parameter: its name in ``model.named_parameters()``.
-        axes: the axis names of each of its dimensions.
-        sizes: the size of every axis.
+        axes: the window's axes.
+        start: where it begins, along each dimension of the parameter.
         copies, dim, rows: which axes count copies, which is the d of the pair (none: d = 1), which are its rows.
         field: the axis of size 2 that holds real and imaginary part, or "".
-        select: axes of which one index is taken.
-        narrow: (dimension, start, length) cut out before the axes are split.
+        shift: what is added to the parameter's entries: norms that multiply by 1 + weight have 1.
     """
 
     parameter: str
-    axes: tuple[tuple[str, ...], ...]
-    sizes: Mapping[str, int]
+    axes: tuple[Axis, ...]
+    start: tuple[int, ...]
     copies: tuple[str, ...]
     dim: tuple[str, ...]
     rows: tuple[str, ...]
     field: str = ""
-    select: Mapping[str, int] = dataclass_field(default_factory=dict)
-    narrow: tuple[tuple[int, int, int], ...] = ()
+    shift: float = 0.0
+
+    @staticmethod
+    def pattern(
+        parameter: str, pattern: str | Sequence[Sequence[str]], sizes: Mapping[str, int], copies: tuple[str, ...],
+        dim: tuple[str, ...], rows: tuple[str, ...], *, select: Mapping[str, int] | None = None,
+    ) -> View:  # fmt: skip
+        """The view of a whole parameter under a pattern; ``select`` takes one index of an axis."""
+        groups = parse(pattern) if isinstance(pattern, str) else pattern
+        select = select or {}
+        axes, start = [], []
+        for dimension, names in enumerate(groups):
+            step, at = 1, 0
+            for name in reversed(names):
+                if name in select:
+                    at += select[name] * step
+                else:
+                    axes.append(Axis(name, sizes[name], dimension, step))
+                step *= sizes[name]
+            start.append(at)
+        return View(parameter, tuple(axes), tuple(start), copies, dim, rows)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every axis."""
+        return {a.name: a.size for a in self.axes}
 
     def _size(self, names: Sequence[str]) -> int:
-        return math.prod(self.sizes[a] for a in names)
+        sizes = self.sizes
+        return math.prod(sizes[a] for a in names)
 
     @property
     def count(self) -> int:
@@ -66,35 +101,67 @@ class View:
         """Number of rows that this view contributes to its factor."""
         return self._size(self.rows)
 
+    @property
+    def region(self) -> tuple[str, tuple[int, ...], tuple[tuple[int, int, int], ...]]:
+        """What it covers, the same for every way to write the same entries: axes that join are one."""
+        joined: list[list[int]] = []
+        for axis in sorted(self.axes, key=lambda a: (a.dimension, a.step)):
+            if axis.size == 1:
+                continue
+            last = joined[-1] if joined else None
+            if last and last[0] == axis.dimension and last[1] * last[2] == axis.step:
+                last[2] *= axis.size
+            else:
+                joined.append([axis.dimension, axis.step, axis.size])
+        return self.parameter, self.start, tuple((d, s, n) for d, s, n in joined)
+
+    @property
+    def layout(self) -> str:
+        """The axes of each dimension of the parameter, outermost first: ``(n h) i``."""
+        groups = []
+        for dimension in range(len(self.start)):
+            own = sorted((a for a in self.axes if a.dimension == dimension), key=lambda a: -a.step)
+            names = " ".join(a.name for a in own)
+            groups.append(names if len(own) == 1 else f"({names})")
+        return " ".join(groups)
+
     def of(self, tensor: Tensor) -> Tensor:
         """The window on ``tensor`` (of the parameter's shape): (*copies, *dim, *rows[, 2]), sharing its storage."""
-        for dimension, start, length in self.narrow:
-            tensor = tensor.narrow(dimension, start, length)
-        at = 0
-        for names in self.axes:
-            if len(names) != 1:
-                tensor = tensor.unflatten(at, [self.sizes[a] for a in names]) if names else tensor.squeeze(at)
-            at += len(names)
-        order = [a for group in self.axes for a in group]
-        for axis, index in self.select.items():
-            tensor = tensor.select(order.index(axis), index)
-            order.remove(axis)
-        wanted = [*self.copies, *self.dim, *self.rows, *([self.field] if self.field else [])]
-        return tensor.permute([order.index(a) for a in wanted])
+        axes = {a.name: a for a in self.axes}
+        wanted = [axes[n] for n in self._names()]
+        offset = sum(s * tensor.stride(d) for d, s in enumerate(self.start))
+        return tensor.as_strided(
+            [a.size for a in wanted],
+            [a.step * tensor.stride(a.dimension) for a in wanted],
+            int(tensor.storage_offset()) + offset,
+        )
 
     def shape(self) -> list[int]:
         """Sizes of the axes of :meth:`of`."""
-        wanted = [*self.copies, *self.dim, *self.rows, *([self.field] if self.field else [])]
-        return [self.sizes[a] for a in wanted]
+        sizes = self.sizes
+        return [sizes[n] for n in self._names()]
+
+    def _names(self) -> list[str]:
+        return [*self.copies, *self.dim, *self.rows, *([self.field] if self.field else [])]
+
+    def pick(self, axis: str, index: int) -> View:
+        """The view with one index of an axis; the axis is gone."""
+        old = next(a for a in self.axes if a.name == axis)
+        start = tuple(s + index * old.step * (d == old.dimension) for d, s in enumerate(self.start))
+        left = {k: tuple(n for n in getattr(self, k) if n != axis) for k in ("copies", "dim", "rows")}
+        return replace(self, axes=tuple(a for a in self.axes if a is not old), start=start, **left)
 
     def split(self, axis: str, into: Sequence[str], sizes: Mapping[str, int]) -> View:
         """The same view with one axis written as several; ``sizes`` gives the sizes of the new ones.
 
-        The new axes take the old one's place among the parameter's axes; which of them are copies, dim or field is
-        for the caller to say with :func:`dataclasses.replace`.
+        Which of the new axes are copies, dim or field is for the caller to say with :func:`dataclasses.replace`.
         """
-        axes = tuple(tuple(b for a in names for b in (into if a == axis else (a,))) for names in self.axes)
-        return replace(self, axes=axes, sizes={**self.sizes, **sizes})
+        old = next(a for a in self.axes if a.name == axis)
+        new, step = [], old.step
+        for name in reversed(into):
+            new.append(Axis(name, sizes[name], old.dimension, step))
+            step *= sizes[name]
+        return replace(self, axes=tuple(b for a in self.axes for b in (new if a is old else (a,))))
 
 
 @dataclass(frozen=True)
@@ -146,6 +213,8 @@ def read(views: Sequence[View], tensors: Mapping[str, Tensor], out: Tensor) -> T
     for view in views:
         block = _block(view, out, row)
         block.copy_(view.of(tensors[view.parameter]))
+        if view.shift:
+            block += view.shift
         row += view.height
     return out
 
@@ -154,7 +223,10 @@ def write(views: Sequence[View], tensors: Mapping[str, Tensor], source: Tensor) 
     """Scatters a factor (copies, d, rows) into the parameters, in place; the inverse of :func:`read`."""
     row, source = 0, source.resolve_conj()
     for view in views:
-        view.of(tensors[view.parameter]).copy_(_block(view, source, row))
+        target = view.of(tensors[view.parameter])
+        target.copy_(_block(view, source, row))
+        if view.shift:
+            target -= view.shift
         row += view.height
 
 

@@ -108,7 +108,7 @@ class BruteForce:
                 for view in views:  # every parameter of these modules lies whole in one view
                     block = end[row : row + view.height]
                     stored = self.weights[view.parameter]
-                    across = view.axes[0] == ("o",)
+                    across = any(a.name == "o" and a.dimension == 0 for a in view.axes)
                     weights[view.parameter] = (block if across else block.mT).reshape(stored.shape)
                     row += view.height
         for name in self.loose:

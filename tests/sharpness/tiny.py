@@ -50,12 +50,12 @@ def attention_data(seed: int = 0, n: int = 6) -> dict[str, Tensor]:
 
 def _out(name: str) -> View:
     """A projection into the head, (h, i) as stored."""
-    return View(name, (("n", "h"), ("i",)), {"n": 1, "h": HEAD, "i": WIDTH}, ("n",), ("h",), ("i",))
+    return View.pattern(name, (("n", "h"), ("i",)), {"n": 1, "h": HEAD, "i": WIDTH}, ("n",), ("h",), ("i",))
 
 
 def attention_map() -> SymmetryMap:
-    bias = View("q.bias", (("n", "h"),), {"n": 1, "h": HEAD}, ("n",), ("h",), ())
-    back = View("o.weight", (("o",), ("n", "h")), {"n": 1, "h": HEAD, "o": WIDTH}, ("n",), ("h",), ("o",))
+    bias = View.pattern("q.bias", (("n", "h"),), {"n": 1, "h": HEAD}, ("n",), ("h",), ())
+    back = View.pattern("o.weight", (("o",), ("n", "h")), {"n": 1, "h": HEAD, "o": WIDTH}, ("n",), ("h",), ("o",))
     return SymmetryMap(
         (
             Pair("qk", "qk", "", Group(HEAD), (_out("q.weight"), bias), (_out("k.weight"),)),
@@ -66,7 +66,7 @@ def attention_map() -> SymmetryMap:
 
 def columns_map(g: str, h: str, copies: int = 1) -> SymmetryMap:
     """Two vectors of ``copies`` entries as that many pairs of numbers."""
-    views = [View(name, (("n",),), {"n": copies}, ("n",), (), ()) for name in (g, h)]
+    views = [View.pattern(name, (("n",),), {"n": copies}, ("n",), (), ()) for name in (g, h)]
     return SymmetryMap((Pair("gh", "unit", "", Group(1), (views[0],), (views[1],)),))
 
 

@@ -22,7 +22,7 @@ FELT = 1e-3
 
 def _view(parameter: str, pattern: str, rows: tuple[str, ...], group: int) -> View:
     sizes = {"n": 4 // group, "g": group, "h": HEAD, "i": WIDTH, "o": WIDTH}
-    return View(f"attention.{parameter}", parse(pattern), sizes, ("n",), ("h",), rows)
+    return View.pattern(f"attention.{parameter}", parse(pattern), sizes, ("n",), ("h",), rows)
 
 
 def key_bias(group: int) -> Fold:
@@ -37,7 +37,7 @@ def value_bias(group: int) -> Fold:
         "attention",
         _view("v_proj.bias", "(n h)", (), group),
         _view("o_proj.weight", "o (n g h)", ("g", "o"), group),
-        View("attention.o_proj.bias", (("o",),), {"o": WIDTH}, (), (), ("o",)),
+        View.pattern("attention.o_proj.bias", "o", {"o": WIDTH}, (), (), ("o",)),
     )
 
 

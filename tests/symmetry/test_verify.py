@@ -22,7 +22,7 @@ FALSE = "false claim"
 
 
 def view(name: str, pattern: str, sizes: dict[str, int], rows: tuple[str, ...] = ("i",), **select: int) -> View:
-    return View(name, parse(pattern), sizes, ("n",), ("h",), rows, select=select)
+    return View.pattern(name, parse(pattern), sizes, ("n",), ("h",), rows, select=select)
 
 
 def turned(base: View, axes: tuple[str, str]) -> View:
@@ -47,7 +47,7 @@ FALSE_ON_LLAMA = {
     ),
     "one query head of a group without the other": llama_claim(
         Group(1, complex=True),
-        turned(replace(QUERY, rows=("i",), select={"g": 0}), ("c", "f")),
+        turned(QUERY.pick("g", 0), ("c", "f")),
         turned(KEY, ("c", "f")),
     ),
     "queries with values": llama_claim(Group(8), QUERY, VALUE),

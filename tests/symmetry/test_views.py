@@ -15,7 +15,7 @@ SIZES = {"n": N, "g": G, "h": H, "i": I, "s": 3}
 
 
 def view(pattern: str, rows: tuple[str, ...] = ("i",), **select: int) -> View:
-    return View("p", parse(pattern), SIZES, ("n",), ("h",), rows, select=select)
+    return View.pattern("p", parse(pattern), SIZES, ("n",), ("h",), rows, select=select)
 
 
 def rotary(base: View, axes: tuple[str, str]) -> View:
@@ -83,7 +83,7 @@ CASES = [
     Case("bias as a row", view("(n h)", ()), (N * H,), _bias),
     Case("rotary, halves paired", rotary(SEPARATE, ("c", "f")), (N * H, I), _rotary_half),
     Case("rotary, neighbours paired", rotary(SEPARATE, ("f", "c")), (N * H, I), _rotary_interleaved),
-    Case("narrowed", replace(SEPARATE, narrow=((0, 2, N * H),)), (N * H + 3, I), _narrowed),
+    Case("narrowed", replace(SEPARATE, start=(2, 0)), (N * H + 3, I), _narrowed),
 ]
 each = pytest.mark.parametrize("case", CASES, ids=str)
 

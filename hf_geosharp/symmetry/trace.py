@@ -1,0 +1,381 @@
+"""What a model computes, seen from its linear maps: one forward pass in which every linear map is cut.
+
+The output of each linear map becomes a leaf of the autograd graph with random values (the map itself is not even
+computed), and so does the output of each softmax. What lies between the cuts is small, and its derivatives say who
+is query, key, value and output, in which order heads and coordinates lie, and what else has a say, without a look at
+names, classes or configurations. Zeros of these derivatives are exact, so neither precision nor the weights matter.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hf_geosharp.symmetry.inputs import call
+from hf_geosharp.symmetry.probe import Call, detached
+
+
+@dataclass(frozen=True)
+class Slab:
+    """The part of a parameter that a linear map uses: indices start[d], start[d] + 1, ... along each dimension.
+
+    ``out`` and ``inner`` are the dimensions that count outputs and inputs (several: together, the last one fastest);
+    other dimensions have one index. ``shape`` is the parameter's.
+    """
+
+    parameter: str
+    out: tuple[int, ...]
+    inner: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Linear:
+    """One use of a linear map: what it read, and the leaf that stands for what it wrote.
+
+    Attributes:
+        weight, bias: where they lie; None where that could not be told.
+        source: what it read (its graph leads back to earlier leaves); ``source_axis`` counts its inputs.
+        leaf: what it wrote, cut; ``axis`` counts its outputs.
+        scope: names of the modules it ran in, outermost first.
+        inputs, outputs: how many numbers it reads and writes at one place.
+        grouped: each output reads a group of the inputs only.
+    """
+
+    weight: Slab
+    bias: Slab | None
+    source: Tensor
+    source_axis: int
+    leaf: Tensor
+    axis: int
+    scope: tuple[str, ...]
+    inputs: int
+    outputs: int
+    grouped: bool = False
+
+
+@dataclass(eq=False)
+class Softmax:
+    """One softmax: its logits (..., queries, keys), and the leaf that stands for its result."""
+
+    logits: Tensor
+    leaf: Tensor
+    scope: tuple[str, ...]
+
+
+@dataclass
+class Trace:
+    """The linear maps and softmaxes of one forward pass, in order, and the arguments of every module's first call."""
+
+    linears: list[Linear] = field(default_factory=list)
+    softmaxes: list[Softmax] = field(default_factory=list)
+    order: list[Linear | Softmax] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)
+    parameters: dict[int, str] = field(default_factory=dict)
+
+    def sources(self, tensor: Tensor) -> list[Tensor]:
+        """The leaves (cuts and parameters) on which a tensor depends, in the order of the graph."""
+        found: dict[int, Tensor] = {}
+        if tensor.grad_fn is None:
+            return [tensor] if tensor.requires_grad else []
+        seen, stack = set(), [tensor.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                found[id(variable)] = variable
+            stack.extend(n for n, _ in node.next_functions if n is not None)
+        return list(found.values())
+
+
+_MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
+_ADDMMS = {torch.addmm, Tensor.addmm}
+_SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
+_CONVOLUTIONS = {F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, F.conv3d, torch.conv3d}
+
+
+class _Cutter(TorchFunctionMode):
+    """Replaces linear maps and softmaxes by leaves, and notes them."""
+
+    def __init__(self, trace: Trace, owners: Mapping[int, list[tuple[str, Tensor]]], seed: int) -> None:
+        super().__init__()
+        self.trace, self._owners = trace, owners
+        self.scope: list[str] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Cuts what is to be cut; everything else runs as it is."""
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return _open_attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            with self:
+                return _plain_attention(*args, **kwargs)
+        made = None
+        if func is F.linear:
+            made = self._linear(*args, **kwargs)
+        elif func in _MATMULS and len(args) == 2 and not kwargs:
+            made = self._matmul(*args)
+        elif func in _ADDMMS and len(args) == 3 and not kwargs:
+            made = self._matmul(args[1], args[2], args[0])
+        elif func in _CONVOLUTIONS:
+            made = self._convolution(func, *args, **kwargs)
+        elif func in (torch.einsum, torch.functional.einsum):
+            made = self._einsum(*args)
+        elif func in _SOFTMAXES:
+            made = self._softmax(func, *args, **kwargs)
+        return func(*args, **kwargs) if made is None else made
+
+    # ------------------------------------------------------------------------------------------------------- cuts
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        return self._cut((*input.shape[:-1], weight.shape[0]), -1, input, -1, self._slab(weight, (0,), (1,)), bias)
+
+    def _matmul(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """x @ W with W (a view of) a parameter."""
+        if not (isinstance(right, Tensor) and isinstance(left, Tensor)) or right.ndim != 2 or left.ndim < 2:
+            return None
+        if left.untyped_storage().data_ptr() in self._owners:
+            return None
+        return self._cut((*left.shape[:-1], right.shape[1]), -1, left, -1, self._slab(right, (1,), (0,)), bias)
+
+    def _convolution(
+        self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        """A convolution with a kernel of one point is a linear map of channels."""
+        if not isinstance(input, Tensor) or any(n != 1 for n in weight.shape[2:]):
+            return None
+        with torch.no_grad():
+            shape = func(input, weight, bias, *args, **kwargs).shape
+        axis = 1 - weight.ndim
+        grouped = weight.shape[1] != input.shape[axis]
+        return self._cut(tuple(shape), axis, input, axis, self._slab(weight, (0,), (1,)), bias, grouped=grouped)
+
+    def _einsum(self, *args: Any) -> Tensor | None:
+        """x and W contracted over some letters, with W (a view of) a parameter: a linear map written out."""
+        if len(args) == 2 and isinstance(args[1], (list, tuple)):
+            args = (args[0], *args[1])
+        if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
+            return None
+        sides, result = args[0].replace(" ", "").split("->")
+        names, tensors = sides.split(","), args[1:]
+        owned = [isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._owners for t in tensors]
+        if sum(owned) != 1 or len(names) != 2:
+            return None
+        w, x = owned.index(True), owned.index(False)
+        new = [c for c in names[w] if c in result and c not in names[x]]
+        summed = [c for c in names[w] if c not in result]
+        if len(new) + len(summed) != len(names[w]) or not new or not summed:
+            return None
+        sizes = {c: n for name, t in zip(names, tensors, strict=True) for c, n in zip(name, t.shape, strict=True)}
+        kept = [c for c in result if c not in new]
+        slab = self._slab(tensors[w], [names[w].index(c) for c in new], [names[w].index(c) for c in summed])
+        if len(summed) > 1:
+            # What it reads becomes one axis too.
+            order = [c for c in names[x] if c not in summed] + summed
+            source = tensors[x].permute([names[x].index(c) for c in order]).flatten(-len(summed))
+            source_axis = -1
+        else:
+            source, source_axis = tensors[x], names[x].index(summed[0])
+        flat = self._cut(
+            (*(sizes[c] for c in kept), math.prod(sizes[c] for c in new)), -1, source, source_axis, slab, None
+        )
+        if flat is None:
+            return None
+        order = [*kept, *new]
+        return flat.unflatten(-1, [sizes[c] for c in new]).permute([order.index(c) for c in result])
+
+    def _softmax(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        if not isinstance(input, Tensor) or not input.requires_grad or input.ndim < 3:
+            return None
+        result = func(input.detach(), *args, **kwargs)
+        dim = kwargs.get("dim", args[0] if args and isinstance(args[0], int) else -1)
+        if dim not in (-1, input.ndim - 1):
+            return None
+        leaf = result.detach().clone().requires_grad_()
+        self._note(Softmax(input, leaf, tuple(self.scope)))
+        return leaf
+
+    def _cut(
+        self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Slab | None,
+        bias: Tensor | None, *, grouped: bool = False,
+    ) -> Tensor | None:  # fmt: skip
+        """The leaf in place of a linear map's output; None where its weight is no part of a parameter."""
+        if weight is None:
+            return None
+        place = None
+        if bias is not None:
+            place = self._slab(bias, (0,), ()) if bias.ndim == 1 else None
+            if place is None:
+                return None
+        noise = torch.randn(shape, generator=self._generator, dtype=torch.float32)
+        leaf = noise.to(source.device, source.dtype).requires_grad_()
+        inputs = math.prod(self._extent(weight, weight.inner)) if len(weight.inner) > 1 else source.shape[source_axis]
+        self._note(
+            Linear(
+                weight, place, source, source_axis, leaf, axis, tuple(self.scope), inputs, shape[axis], grouped
+            )
+        )  # fmt: skip
+        # What comes after may write in place, which a leaf does not allow.
+        return leaf.clone()
+
+    @staticmethod
+    def _extent(slab: Slab, dims: Sequence[int]) -> list[int]:
+        return [slab.shape[d] for d in dims]
+
+    def _note(self, event: Linear | Softmax) -> None:
+        self.trace.order.append(event)
+        if isinstance(event, Linear):
+            self.trace.linears.append(event)
+        else:
+            self.trace.softmaxes.append(event)
+
+    # --------------------------------------------------------------------------------------------------- parameters
+
+    def _slab(self, tensor: Tensor, out: Sequence[int], inner: Sequence[int]) -> Slab | None:
+        """Where in a parameter a view of it lies, if its axes are dimensions of the parameter."""
+        for name, p in self._owners.get(tensor.untyped_storage().data_ptr(), ()):
+            offset = int(tensor.storage_offset() - p.storage_offset())
+            if not 0 <= offset < max(p.numel(), 1):
+                continue
+            dims: dict[int, int] = {}
+            for axis in (*out, *inner):
+                fits = [
+                    d
+                    for d in range(p.ndim)
+                    if (p.stride(d) == tensor.stride(axis) or tensor.shape[axis] == 1)
+                    and p.shape[d] >= tensor.shape[axis]
+                    and d not in dims.values()
+                ]
+                if not fits:
+                    break
+                dims[axis] = fits[0]
+            else:
+                start, rest = [0] * p.ndim, offset
+                for d in sorted(range(p.ndim), key=lambda d: -p.stride(d)):
+                    start[d], rest = divmod(rest, p.stride(d))
+                several = [d for axes in (out, inner) if len(axes) > 1 for d in (dims[a] for a in axes)]
+                if rest == 0 and not any(start[d] for d in several):
+                    return Slab(
+                        name, tuple(dims[a] for a in out), tuple(dims[a] for a in inner), tuple(start), tuple(p.shape)
+                    )
+        return None
+
+
+def _plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Scaled dot-product attention written out, so that its softmax is seen."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    logits = query @ key.transpose(-1, -2) * (scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
+    if is_causal:
+        causal = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        logits = logits.masked_fill(~causal, torch.finfo(logits.dtype).min)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            logits = logits.masked_fill(~attn_mask, torch.finfo(logits.dtype).min)
+        else:
+            logits = logits + attn_mask
+    return F.softmax(logits, dim=-1) @ value
+
+
+# The same function, except that it does not hand itself over to the mode as a whole.
+_open_attention = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.__dict__, "has_torch_function": lambda *_: False},
+    "multi_head_attention_forward",
+    F.multi_head_attention_forward.__defaults__,
+    F.multi_head_attention_forward.__closure__,
+)
+
+
+def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
+    """Runs the model once with its linear maps cut; the model comes back as it was.
+
+    Raises:
+        Exception: what the model raises on this batch.
+    """
+    result = Trace()
+    names: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, p in model.named_parameters():
+        if p.is_floating_point() and p.numel():
+            names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
+            result.parameters[id(p)] = name
+    cutter = _Cutter(result, names, seed)
+    with _differentiable(model), _scoped(model, cutter, result), _no_fast_path(), torch.enable_grad(), cutter:
+        call(model, batch)
+    return result
+
+
+@contextmanager
+def _differentiable(model: nn.Module) -> Iterator[None]:
+    """Every parameter takes part in the graph, frozen ones too; evaluation mode."""
+    frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    training = {m: m.training for m in model.modules()}
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        model.eval()
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+        for module, mode in training.items():
+            module.training = mode
+
+
+@contextmanager
+def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
+    """Keeps the names of the modules that are running, and the arguments of their first calls."""
+    handles = []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            cutter.scope.append(name)
+            if name not in result.calls and module._modules:
+                with torch._C.DisableTorchFunction():
+                    result.calls[name] = Call(detached(args), detached(kwargs))
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        cutter.scope.pop()
+
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """The fused inference path of ``nn.MultiheadAttention`` would hide what it computes."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

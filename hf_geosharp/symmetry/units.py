@@ -1,0 +1,136 @@
+"""Symmetries outside attention, read off a trace: hidden units that scale, and two linear maps in a row.
+
+Where column c of what a linear map reads grows in proportion to feature a of what an earlier one wrote (the linear half
+of a gated MLP, a unit behind a ReLU), a number can be pushed from the one to the other. Where a linear map reads what
+another wrote and nothing in between (B and A of a LoRA adapter), any invertible matrix can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.symmetry.groups import Group
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.sites import Families, common, features_view
+from hf_geosharp.symmetry.trace import Linear, Trace
+
+_HALVES: dict[str, Callable[[int], range]] = {
+    "first half": lambda n: range(n),
+    "second half": lambda n: range(n, 2 * n),
+    "even": lambda n: range(0, 2 * n, 2),
+    "odd": lambda n: range(1, 2 * n, 2),
+}
+
+NEAR = 1e-2
+"""Relative difference below which two derivatives are taken for the same here; the twin decides."""
+
+
+@dataclass(eq=False)
+class _Link:
+    """A linear map that reads a unit's output, and how: ``direct`` if nothing happens in between."""
+
+    reader: Linear
+    direct: bool
+
+
+def unit_pairs(trace: Trace, families: Families, trials: Trials, names: Callable[[str, str], str]) -> Iterator[Pair]:
+    """Pairs of all hidden units, and of maps in a row; each with the largest group that holds on a twin."""
+    by_leaf = {id(x.leaf): x for x in trace.linears}
+    read: dict[int, list[Linear]] = {}
+    mixing = {id(s.leaf) for s in trace.softmaxes}
+    for reader in trace.linears:
+        sources = trace.sources(reader.source)
+        if any(id(s) in mixing for s in sources):
+            continue
+        for s in sources:
+            if id(s) in by_leaf:
+                read.setdefault(id(s), []).append(reader)
+    seen: set[object] = set()
+    for writer in trace.linears:
+        readers = read.get(id(writer.leaf), [])
+        if not readers or len(readers) > MAX_READERS:
+            continue
+        for pair in _candidates(writer, readers, families):
+            key = tuple(v.region for v in (*pair.g, *pair.h))
+            if key in seen:
+                break
+            if trials.holds(pair, pair.module):
+                seen.add(key)
+                yield replace(pair, name=names(pair.module, pair.kind))
+                break
+
+
+MAX_READERS = 8
+
+
+def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[Pair]:
+    scope = common([x.scope for x in (writer, *readers)])
+    size = readers[0].source.shape[readers[0].source_axis]
+    if any(r.source.shape[r.source_axis] != size for r in readers):
+        return
+    outputs, inputs = families.outputs(writer), [families.inputs(r) for r in readers]
+    if any(i is None for i in inputs):
+        return
+    if writer.outputs == size and all(_same(writer, r) for r in readers):
+        if size <= min(writer.inputs, sum(r.outputs for r in readers)):
+            yield from _pair("lora", scope, Group(size), outputs, inputs, range(size), families)
+    patterns: dict[str, range] = {}
+    if writer.outputs == size:
+        patterns = {"all": range(size)}
+    elif writer.outputs == 2 * size:
+        patterns = {name: half(size) for name, half in _HALVES.items()}
+    for features in patterns.values():
+        if all(_degree(writer, r, features) == 1 for r in readers):
+            for group in (Group(1), Group(1, positive=True)):
+                yield from _pair("mlp", scope, group, outputs, inputs, features, families)
+            return
+
+
+def _pair(
+    kind: str, scope: str, group: Group, outputs: tuple[int, int], inputs: list[tuple[int, int] | None],
+    features: range, families: Families,
+) -> Iterator[Pair]:  # fmt: skip
+    apart = group.dim == 1
+    g = features_view(families, outputs, list(features), apart)
+    h = [features_view(families, i, list(range(len(features))), apart) for i in inputs if i is not None]
+    if g is None or any(x is None for x in h):
+        return
+    columns = {v.region: v for views in h for v in views or ()}
+    yield Pair("", kind, scope, group, tuple(g), tuple(columns.values()))
+
+
+def _same(writer: Linear, reader: Linear) -> bool:
+    """Whether the reader reads what was written, up to a factor."""
+    x, y = reader.source.detach(), writer.leaf.detach()
+    if x.shape != y.shape or reader.source_axis % x.ndim != writer.axis % y.ndim:
+        return False
+    factor = (x * y).sum() / (y * y).sum()
+    return bool((x - factor * y).abs().max() <= NEAR * x.abs().max()) and float(factor) != 0
+
+
+def _degree(writer: Linear, reader: Linear, features: range) -> int:
+    """k where scaling feature a by 1 + t changes column a by k t relative, for all of them; 0 if there is no such."""
+    x, y = reader.source, writer.leaf
+    generator = torch.Generator().manual_seed(5)
+    t = (torch.rand(len(features), generator=generator) + 0.5).to(y)
+    tangent = torch.zeros_like(y)
+    across = tangent.movedim(writer.axis, -1)
+    across[..., list(features)] = y.detach().movedim(writer.axis, -1)[..., list(features)] * t
+    dummy = torch.zeros_like(x).requires_grad_()
+    (back,) = torch.autograd.grad(x, y, dummy, create_graph=True, allow_unused=True)
+    if back is None:
+        return 0
+    (moved,) = torch.autograd.grad(back, dummy, tangent, allow_unused=True)
+    if moved is None:
+        return 0
+    expected = (x.detach().movedim(reader.source_axis, -1) * t).movedim(-1, reader.source_axis)
+    scale = expected.abs().max()
+    for degree in (1, 2):
+        if bool((moved - degree * expected).abs().max() <= NEAR * degree * scale) and float(scale) > 0:
+            return degree
+    return 0
