@@ -81,7 +81,7 @@ def find_symmetries(
     pairs = [*found.pairs, *_declared_pairs(model, names, layouts, found, trials)]
     if kinds & {"mlp", "lora"}:
         pairs += [p for p in unit_pairs(traced, families, trials, found.names) if p.kind in kinds]
-    folds: list[Fold] = [*(gains(model, names, inputs) if "norm_gain" in kinds else ()), *found.biases]
+    folds: list[Fold] = [*(gains(model, names, traced) if "norm_gain" in kinds else ()), *found.biases]
     return SymmetryMap(tuple(p for p in pairs if p.kind in kinds), tuple(folds), (), tuple(found.unrecognised))
 
 

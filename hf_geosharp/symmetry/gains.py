@@ -1,84 +1,79 @@
-"""Norms whose gain (and bias) only linear maps read: candidates seen by hooks, decided by moving them."""
+"""Norms whose gain (and bias) only linear maps read: seen in a trace, and probed on a twin of the norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_geosharp.symmetry.fold import Gain, Reader
-from hf_geosharp.symmetry.inputs import call
-from hf_geosharp.symmetry.linear import LinearMap, as_linear
-from hf_geosharp.symmetry.map import SymmetryMap
-from hf_geosharp.symmetry.probe import LocalTwin, record_calls
-from hf_geosharp.symmetry.verify import verify
+from hf_geosharp.symmetry.probe import LocalTwin
+from hf_geosharp.symmetry.trace import Linear, Trace, is_norm
 
 
-def gains(model: nn.Module, names: Mapping[int, str], inputs: Mapping[str, Any]) -> tuple[Fold, ...]:
-    """Norms whose output goes into linear maps and nowhere else.
+def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[Gain]:
+    """The folds of all norms whose output goes into linear maps and nowhere else.
 
-    Hooks show which linear maps read a norm; whether something else does (a residual, as in post-norm blocks) shows
-    when the gain is moved on the model.
+    A linear map counts if the norm is all that it ever reads, and if its parameters are used for nothing else.
     """
-    candidates = SymmetryMap(folds=tuple(_gain_candidates(model, names, inputs)))
-    return verify(model, candidates, [inputs]).map.folds
-
-
-def _gain_candidates(model: nn.Module, names: Mapping[int, str], inputs: Mapping[str, Any]) -> Iterator[Gain]:
-    """Norms whose output is seen going into linear maps, and into none that reads something else as well."""
     owners: dict[int, int] = {}
     for module in model.modules():
         for p in module._parameters.values():
             if p is not None:
                 owners[id(p)] = owners.get(id(p), 0) + 1
-    norms = {m: n for n, m in model.named_modules() if _is_norm(m, names)}
-    linears = {m: linear for m in model.modules() if (linear := as_linear(m)) is not None}
-    outputs: dict[int, nn.Module | None] = {}
-    reads: dict[nn.Module, set[nn.Module | None]] = {}
-    alive: list[Tensor] = []  # storage that is still alive cannot be used again under the same address
-
-    def after_norm(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            alive.append(output)
-            outputs[output.untyped_storage().data_ptr()] = module
-
-    def before_linear(module: nn.Module, args: Any) -> None:
-        if args and isinstance(args[0], Tensor):
-            alive.append(args[0])
-            reads.setdefault(module, set()).add(outputs.get(args[0].untyped_storage().data_ptr()))
-
-    handles = [m.register_forward_hook(after_norm) for m in norms]
-    handles += [m.register_forward_pre_hook(before_linear) for m in linears]
-    try:
-        with torch.no_grad():
-            call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-
-    calls = record_calls(model, norms, inputs)
-    for norm, path in norms.items():
-        readers = [m for m, sources in reads.items() if norm in sources]
-        params = [linears[m].weight for m in readers] + [b for m in readers if (b := linears[m].bias) is not None]
-        exclusive = all(reads[m] == {norm} for m in readers)
-        private = all(owners[id(p)] == 1 and id(p) in names for p in params)
-        if not readers or not exclusive or not private or norm not in calls:
+    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
+    private = {names[id(p)] for p in parameters.values() if id(p) in names and owners.get(id(p)) == 1}
+    uses: dict[str, list[Linear]] = {}
+    for linear in trace.linears:
+        uses.setdefault(linear.weight.parameter, []).append(linear)
+    reads: dict[str, list[Linear]] = {}
+    for events in uses.values():
+        sources = {trace.norm_of(x.source) for x in events}
+        for norm in sources - {None}:
+            assert norm is not None
+            # A map that reads something else too ends the claim.
+            reads.setdefault(norm, []).extend(events)
+            if len(sources) > 1:
+                trace.bypassed.add(norm)
+    for path, module in model.named_modules():
+        readers = reads.get(path, [])
+        if not readers or path in trace.bypassed or not is_norm(module) or path not in trace.calls:
             continue
-        gain = _gain(norm, path, [linears[m] for m in readers], names, LocalTwin(norm, calls[norm], names))
+        if id(module._parameters["weight"]) not in names:
+            continue
+        mapped = _readers(readers, private)
+        if mapped is None:
+            continue
+        gain = _gain(module, path, mapped, names, LocalTwin(module, trace.calls[path], names))
         if gain is not None:
             yield gain
 
 
-def _is_norm(module: nn.Module, names: Mapping[int, str]) -> bool:
-    """A leaf module with a vector weight: what it does is probed."""
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.ndim == 1 and not list(module.children()) and id(weight) in names
+def _readers(linears: Sequence[Linear], private: set[str]) -> tuple[Reader, ...] | None:
+    """The parameters that read, each whole; None where one of them is used for something else or read in part."""
+    found: dict[str, Reader] = {}
+    covered: dict[str, set[tuple[tuple[int, ...], int]]] = {}
+    sizes: dict[str, int] = {}
+    for linear in linears:
+        weight, bias = linear.weight, linear.bias
+        used = (weight.parameter, *([bias.parameter] if bias else ()))
+        if linear.grouped or len(weight.inner) != 1 or not private.issuperset(used):
+            return None
+        if weight.shape[weight.inner[0]] != linear.inputs:
+            return None
+        reader = Reader(weight.parameter, weight.inner[0], bias.parameter if bias else None)
+        if found.setdefault(weight.parameter, reader) != reader:
+            return None
+        covered.setdefault(weight.parameter, set()).add((weight.start, linear.outputs * linear.inputs))
+        sizes[weight.parameter] = math.prod(weight.shape)
+    whole = all(sum(n for _, n in parts) == sizes[name] for name, parts in covered.items())
+    return tuple(found.values()) if whole else None
 
 
 def _gain(
-    norm: nn.Module, path: str, readers: list[LinearMap], names: Mapping[int, str], twin: LocalTwin
+    norm: nn.Module, path: str, readers: tuple[Reader, ...], names: Mapping[int, str], twin: LocalTwin
 ) -> Gain | None:
     """The fold of a norm, with the offset (weight or 1 + weight) under which its output scales with the gain."""
     weight, bias = norm._parameters["weight"], norm._parameters.get("bias")
@@ -96,12 +91,9 @@ def _gain(
         if bias_name:
             moved[bias_name] = twin.weights[bias_name] * t
         if torch.allclose(twin.run(moved)[0], base[0] * t, rtol=1e-6, atol=1e-9):
-            mapped = tuple(
-                Reader(names[id(x.weight)], x.in_axis, names[id(x.bias)] if x.bias is not None else None)
-                for x in readers
-            )
             gamma = weight.detach() + offset
-            gain = Gain(f"{path}.gain" if path else "gain", path, gain_name, bias_name, mapped, weight.shape[0], offset)
+            name = f"{path}.gain" if path else "gain"
+            gain = Gain(name, path, gain_name, bias_name, readers, weight.shape[0], offset)
             # β in units of γ needs γ everywhere.
             return gain if gain.bias is None or gain.folds_bias or bool((gamma != 0).all()) else None
     return None

@@ -76,3 +76,39 @@ class Pair(Symmetry):
         """(G, H) -> (G A⁻¹, H)."""
         g, h = self.factors(weights)
         self.set_factors(weights, act(g, h, move["a"].to(g))[0], h)
+
+    @property
+    def has_wrong_pairing(self) -> bool:
+        """Whether there are frequencies that could be paired wrongly."""
+        return self.group.complex and self.g[0].shape()[len(self.g[0].copies) - 1] > 1
+
+    def wrong_pairing(self, weights: Weights, move: Move) -> None:
+        """A negative control: as :meth:`apply`, but each frequency's first half turns with the next one's second."""
+        g, h = self.factors(weights)
+        frequencies = self.g[0].shape()[len(self.g[0].copies) - 1]
+        g, h = (_shifted(x, frequencies, 1) for x in (g, h))
+        g, h = act(g, h, move["a"].to(g))
+        self.set_factors(weights, *(_shifted(x, frequencies, -1) for x in (g, h)))
+
+    @property
+    def has_untied(self) -> bool:
+        """Whether several rows blocks of the first factor share one group element."""
+        return any(n[0] == "m" and self.g[0].sizes[n] > 1 for n in self.g[0].rows)
+
+    def untied(self, weights: Weights, move: Move) -> None:
+        """A negative control: only the first of the blocks of queries that share a key moves with it."""
+        g, h = self.factors(weights)
+        moved_g, moved_h = act(g, h, move["a"].to(g))
+        row = 0
+        for view in self.g:
+            blocks = next((view.sizes[n] for n in view.rows if n[0] == "m"), 1)
+            part = view.height // blocks
+            moved_g[:, row + part : row + view.height] = g[:, row + part : row + view.height]
+            row += view.height
+        self.set_factors(weights, moved_g, moved_h)
+
+
+def _shifted(x: Tensor, frequencies: int, by: int) -> Tensor:
+    """Imaginary parts exchanged between neighbouring frequencies."""
+    apart = x.unflatten(0, (-1, frequencies))
+    return torch.complex(apart.real, apart.imag.roll(by, 1)).flatten(0, 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -105,3 +106,18 @@ def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in weights.items():
             parameters[name].copy_(value)
+
+
+@contextmanager
+def widened(model: nn.Module, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """Holds half-precision parameters and buffers of a model in ``dtype`` for a while; the stored ones come back."""
+    narrow = (torch.float16, torch.bfloat16)
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in narrow]
+    stored = [(t, t.data) for t in tensors]
+    try:
+        for t, data in stored:
+            t.data = data.to(dtype)
+        yield
+    finally:
+        for t, data in stored:
+            t.data = data

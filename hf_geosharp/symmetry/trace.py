@@ -82,6 +82,14 @@ class Trace:
     order: list[Linear | Softmax] = field(default_factory=list)
     calls: dict[str, Call] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
+    norms: dict[int, str] = field(default_factory=dict)
+    """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
+    bypassed: set[str] = field(default_factory=set)
+    """Norms of which something else than a linear map reads the output."""
+
+    def norm_of(self, tensor: Tensor) -> str | None:
+        """The norm that wrote a tensor."""
+        return self.norms.get(tensor.untyped_storage().data_ptr())
 
     def sources(self, tensor: Tensor) -> list[Tensor]:
         """The leaves (cuts and parameters) on which a tensor depends, in the order of the graph."""
@@ -107,6 +115,9 @@ _SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, F.conv3d, torch.conv3d}
 
 
+_COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
+
+
 class _Cutter(TorchFunctionMode):
     """Replaces linear maps and softmaxes by leaves, and notes them."""
 
@@ -114,6 +125,7 @@ class _Cutter(TorchFunctionMode):
         super().__init__()
         self.trace, self._owners = trace, owners
         self.scope: list[str] = []
+        self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_function__(
@@ -140,7 +152,29 @@ class _Cutter(TorchFunctionMode):
             made = self._einsum(*args)
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
-        return func(*args, **kwargs) if made is None else made
+        if made is not None:
+            return made
+        result = func(*args, **kwargs)
+        if self.trace.norms:
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Notes who but linear maps reads what a norm wrote."""
+        if not isinstance(result, (Tensor, tuple, list)):
+            return
+        for x in (*args, *kwargs.values()):
+            norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
+            if norm is None:
+                continue
+            for y in (result,) if isinstance(result, Tensor) else result:
+                if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                    continue
+                if func in _COPIES:
+                    self.alive.append(y)
+                    self.trace.norms[y.untyped_storage().data_ptr()] = norm
+                elif y.is_floating_point():
+                    self.trace.bypassed.add(norm)
 
     # ------------------------------------------------------------------------------------------------------- cuts
 
@@ -308,6 +342,12 @@ _open_attention = types.FunctionType(
 )
 
 
+def is_norm(module: nn.Module) -> bool:
+    """A module without children that has a vector of weights: what it does is probed."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.ndim == 1 and not module._modules
+
+
 def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
     """Runs the model once with its linear maps cut; the model comes back as it was.
 
@@ -351,14 +391,18 @@ def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             cutter.scope.append(name)
-            if name not in result.calls and module._modules:
+            if name not in result.calls and (module._modules or is_norm(module)):
                 with torch._C.DisableTorchFunction():
                     result.calls[name] = Call(detached(args), detached(kwargs))
 
         return hook
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        cutter.scope.pop()
+        name = cutter.scope.pop()
+        if is_norm(module) and isinstance(output, Tensor):
+            with torch._C.DisableTorchFunction():
+                cutter.alive.append(output)
+                result.norms[output.untyped_storage().data_ptr()] = name
 
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry.base import Symmetry
-from hf_geosharp.symmetry.inputs import call, output_tensors
+from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.map import Element, SymmetryMap
-from hf_geosharp.symmetry.parameters import put, wide_copy
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.parameters import put, wide_copy, widened
 from hf_geosharp.symmetry.probe import OF_CONTROL, deviation
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
@@ -21,50 +23,111 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
 Models in float64 cast to float32 inside (norms, softmax, rotary tables), hence more than float64's own rounding.
 """
 
+DEAD = 1e-9
+"""A pair whose control moves the outputs by less than this is dead: nothing that it does reaches them."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What was measured for one symmetry.
+
+    Attributes:
+        name: of the symmetry.
+        deviation: relative change of the outputs when it moves, together with all of its kind.
+        control: the least relative change when it is broken on purpose in one of several ways.
+        status: "holds", "failed", "dead" (nothing it does reaches the outputs) or "unverified".
+    """
+
+    name: str
+    deviation: float | None
+    control: float | None
+    status: str
+
 
 @dataclass(frozen=True)
 class Verified:
-    """A map without the claims that failed, and the evidence for the rest: output changes of all moved together."""
+    """A map without the claims that failed, and the evidence: output changes of all moved together, and of each."""
 
     map: SymmetryMap
     deviation: float | None
     control: float | None
+    claims: tuple[Claim, ...] = ()
 
 
 def verify(
     model: nn.Module,
     symmetries: SymmetryMap,
-    batches: Sequence[Mapping[str, Any]],
+    batches: Sequence[Mapping[str, Any]] | None = None,
     *,
     seed: int = 0,
     condition: float = 10.0,
+    each: bool = False,
 ) -> Verified:
     """Checks the claims of a map on a model and its data; those that fail are dropped and named in the map.
 
     All claims are moved at once by one random element; where the outputs do not agree, halves are tried until
     the culprits are single. A claim holds when the relative deviation is below the tolerance of the dtype and
-    below 1e-3 of the negative control's, in which only one side of each symmetry moves.
+    below 1e-3 of the negative control's, in which only one side of each symmetry moves. A model in half precision
+    is checked in float32.
 
     The model comes back bit-identical.
+
+    Args:
+        model: the model.
+        symmetries: what was found on it.
+        batches: inputs to compare outputs on; two made-up ones of different length if None.
+        seed, condition: of the random element.
+        each: measure each kind of symmetry by itself too, with more controls (wrong pairing, groups that are not
+            tied), and tell dead ones.
     """
     if not symmetries.symmetries:
         return Verified(symmetries, None, None)
-    trial = _Trial(model, symmetries, batches, symmetries.random_element(model, seed, condition))
+    with widened(model):
+        if batches is None:
+            batches = example_batches(model, symmetries)
+        element = symmetries.random_element(model, seed, condition)
+        with _trial(model, symmetries, batches, element) as trial:
+            return _verified(trial, symmetries, each)
+
+
+def example_batches(model: nn.Module, symmetries: SymmetryMap) -> list[Mapping[str, Any]]:
+    """Two made-up batches that differ in content and length, long enough to tell the largest group's directions."""
+    width = max((p.group.dim for p in symmetries.pairs if p.kind in ("qk", "vo")), default=4)
+    return [synthetic(model, tokens=min(2 * width + 3, MAX_TOKENS), seed=1), synthetic(model, tokens=11, seed=2)]
+
+
+MAX_TOKENS = 160
+
+
+def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool) -> Verified:
     failed: dict[str, str] = {}
-    try:
-        trial.search([s.name for s in symmetries.symmetries], failed)
-        remaining = symmetries.without(failed)
-        if not remaining.symmetries:
-            return Verified(remaining, None, None)
+    trial.search([s.name for s in symmetries.symmetries], failed)
+    claims = {n: Claim(n, *trial.single[n], "failed") for n in failed}
+    remaining = symmetries.without(failed)
+    moved: float | None = None
+    control: float | None = None
+    if remaining.symmetries:
         names = [s.name for s in remaining.symmetries]
         moved, control = trial.measure(names)
         # Claims that pass by halves must pass together too.
         if not trial.passes(moved, control):
             reason = f"deviation {moved:.1e} together with the others, control {control:.1e}"
-            return Verified(remaining.without(dict.fromkeys(names, reason)), moved, control)
-        return Verified(remaining, moved, control)
-    finally:
-        trial.restore()
+            claims |= {n: Claim(n, moved, control, "failed") for n in names}
+            return Verified(
+                remaining.without(dict.fromkeys(names, reason)), moved, control, tuple(claims.values())
+            )  # fmt: skip
+        claims |= {n: Claim(n, moved, control, "holds") for n in names}
+    if each:
+        claims |= {c.name: c for c in trial.by_kind(remaining)}
+        dead = {c.name: "dead: nothing that it does reaches the outputs" for c in claims.values() if c.status == "dead"}
+        worse = {
+            c.name: f"outputs move by {c.deviation:.1e}, by {c.control:.1e} when broken on purpose"
+            for c in claims.values()
+            if c.status == "failed" and c.name not in failed
+        }
+        remaining = remaining.without({**dead, **worse})
+    order = [s.name for s in symmetries.symmetries]
+    return Verified(remaining, moved, control, tuple(claims[n] for n in order))
 
 
 class _Trial:
@@ -78,13 +141,8 @@ class _Trial:
         named = dict(model.named_parameters(remove_duplicate=False))
         self.stored = {n: named[n].detach().clone() for n in symmetries.parameters}
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
-        self.training = {m: m.training for m in model.modules()}
-        model.eval()
-        try:
-            self.base = self.outputs()
-        except BaseException:
-            self.restore()
-            raise
+        self.single: dict[str, tuple[float, float]] = {}
+        self.base: list[Tensor] = []
 
     def outputs(self) -> list[Tensor]:
         with torch.no_grad():
@@ -92,17 +150,20 @@ class _Trial:
 
     def measure(self, names: Sequence[str]) -> tuple[float, float]:
         """(deviation, control) with these symmetries moved."""
-        results = []
+        return self.moved(names, lambda s: s.apply), self.moved(names, lambda s: s.break_)
+
+    def moved(self, names: Sequence[str], act: Callable[[Symmetry], Callable[..., None]]) -> float:
+        """Relative change of the outputs when each of these is acted on."""
         touched = tuple(dict.fromkeys(p for n in names for p in self.by_name[n].parameters))
-        for broken in (False, True):
-            weights = wide_copy(self.model, touched)
-            for name in names:
-                symmetry, move = self.by_name[name], self.element.moves[name]
-                (symmetry.break_ if broken else symmetry.apply)(weights, move)
+        weights = wide_copy(self.model, touched)
+        for name in names:
+            act(self.by_name[name])(weights, self.element.moves[name])
+        try:
             put(self.model, weights)
-            results.append(deviation(self.outputs(), self.base))
+            del weights
+            return deviation(self.outputs(), self.base)
+        finally:
             put(self.model, {n: self.stored[n] for n in touched})
-        return results[0], results[1]
 
     def passes(self, moved: float, control: float) -> bool:
         return moved < self.tolerance and moved < OF_CONTROL * control
@@ -113,13 +174,49 @@ class _Trial:
         if self.passes(moved, control):
             return
         if len(names) == 1:
+            self.single[names[0]] = moved, control
             failed[names[0]] = f"outputs move by {moved:.1e}, by {control:.1e} when broken on purpose"
             return
         middle = len(names) // 2
         self.search(names[:middle], failed)
         self.search(names[middle:], failed)
 
+    def by_kind(self, symmetries: SymmetryMap) -> Iterator[Claim]:
+        """The claims of each kind by themselves, against every control they have."""
+        kinds: dict[object, list[Symmetry]] = {}
+        for s in symmetries.symmetries:
+            kinds.setdefault((s.kind, s.group if isinstance(s, Pair) else None), []).append(s)
+        for members in kinds.values():
+            names = [s.name for s in members]
+            moved = self.moved(names, lambda s: s.apply)
+            controls = [self.moved(names, lambda s: s.break_)]
+            for way in ("wrong_pairing", "untied"):
+                able = [s.name for s in members if isinstance(s, Pair) and getattr(s, f"has_{way}")]
+                if able:
+                    controls.append(self.moved(able, lambda s, way=way: getattr(s, way)))  # type: ignore[misc]
+            control = min(controls)
+            for s in members:
+                if control < DEAD and moved < DEAD:
+                    yield Claim(s.name, moved, control, "dead")
+                else:
+                    yield Claim(s.name, moved, control, "holds" if self.passes(moved, control) else "failed")
+
     def restore(self) -> None:
         put(self.model, self.stored)
-        for module, mode in self.training.items():
+
+
+@contextmanager
+def _trial(
+    model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element
+) -> Iterator[_Trial]:
+    """A trial on a model in evaluation mode, which is put back whatever happens."""
+    training = {m: m.training for m in model.modules()}
+    trial = _Trial(model, symmetries, batches, element)
+    try:
+        model.eval()
+        trial.base = trial.outputs()
+        yield trial
+    finally:
+        trial.restore()
+        for module, mode in training.items():
             module.training = mode
