@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
+from hf_geosharp.symmetry.exchange import exchanges
 from hf_geosharp.symmetry.fold import Fold, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains
 from hf_geosharp.symmetry.groups import Group
@@ -28,7 +30,7 @@ from hf_geosharp.symmetry.sites import (
     common,
     views_of,
 )
-from hf_geosharp.symmetry.trace import trace
+from hf_geosharp.symmetry.trace import Trace, trace
 from hf_geosharp.symmetry.units import unit_pairs
 from hf_geosharp.symmetry.views import View
 
@@ -62,9 +64,12 @@ def find_symmetries(
     Raises:
         ValueError: no inputs were given and none can be made up.
     """
-    kinds = PRESETS[preset]
+    with torch.enable_grad():
+        return _find(model, synthetic(model) if inputs is None else inputs, PRESETS[preset], layouts)
+
+
+def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], layouts: Sequence[Layout]) -> SymmetryMap:
     names = canonical_names(model)
-    inputs = synthetic(model) if inputs is None else inputs
     traced = trace(model, inputs)
     families = Families()
     trials = Trials(model, traced.calls, names)
@@ -72,7 +77,7 @@ def find_symmetries(
     sites = list(attentions(traced, families))
     for kind, forms in (("qk", [s.qk for s in sites]), ("vo", [s.vo for s in sites])):
         for members in _sharing(forms):
-            _attend(found, kind, [sites[i] for i in members], [forms[i] for i in members], families, trials)
+            _attend(found, kind, [sites[i] for i in members], [forms[i] for i in members], traced, families, trials)
     found.biases = [
         replace(f, name=found.names(f.module, f.kind))  # type: ignore[type-var]
         for f in found.biases
@@ -128,19 +133,23 @@ def _sharing(forms: Sequence[Couplings]) -> Iterator[list[int]]:
 
 
 def _attend(
-    found: _Found, kind: str, sites: Sequence[Attention], forms: Sequence[Couplings], families: Families, trials: Trials
-) -> None:
+    found: _Found, kind: str, sites: Sequence[Attention], forms: Sequence[Couplings], traced: Trace,
+    families: Families, trials: Trials,
+) -> None:  # fmt: skip
     """Pairs and bias folds of one side of attention, for sites that share it."""
     scope = common([s.softmax.scope for s in sites]) if len(sites) > 1 else sites[0].scope
     analysis = analyse(forms, families)
     pairs = list(_pairs(kind, scope, analysis, families, trials, found.names))
-    found.pairs += pairs
+    if not pairs and kind == "qk":
+        for candidates in exchanges(sites, scope, traced, families):
+            pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
     if not pairs:
         reason = analysis.reason or "no symmetry of the templates holds"
         found.unrecognised.append(f"{scope or 'the model'}.{kind}: {reason}")
         return
+    found.pairs += pairs
     for pair in pairs:
-        if not pair.group.complex:
+        if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
 
 

@@ -77,7 +77,8 @@ def detached(x: Any) -> Any:
         return type(x)(detached(v) for v in x)
     if isinstance(x, dict):
         return {k: detached(v) for k, v in x.items()}
-    return x
+    # A cache of earlier keys would grow with every replay.
+    return None if hasattr(x, "get_seq_length") else x
 
 
 def _wide(x: Any) -> Any:

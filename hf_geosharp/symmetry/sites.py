@@ -379,12 +379,10 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
     groups: dict[tuple[object, ...], list[tuple[Node, set[Node]]]] = {}
     for key, nodes in components.items():
         # How many features of one family a head has in a coordinate: one, or two that are turned.
-        counts = {
-            n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)
-        }
+        counts = {n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)}
         if counts == {1}:
             turned = False
-        elif counts == {2} and all(len(_families(one)) == 1 for both in met[key].values() for one in both):
+        elif counts == {2}:
             turned = True
         else:
             return Analysis(
@@ -464,20 +462,30 @@ def _turned(
     """features[row][frequency][2]: the two features of a frequency so that both sides turn the same way."""
     g_rows: dict[int, list[list[tuple[int, int]]]] = {}
     h_rows: dict[int, list[list[tuple[int, int]]]] = {}
-    for _, nodes in found:
+    for column, (_, nodes) in enumerate(found):
         for h in sorted(heads):
             own = {pair: v for pair, v in edges[h].items() if pair[0] in nodes}
-            b1, b2 = sorted({b for b, _ in own})
-            a1, a2 = sorted({a for _, a in own})
-            if b1[0] != b2[0] or a1[0] != a2[0]:
+            own |= {(b, a): v for (a, b), v in own.items()}
+            both: tuple[dict[int, list[Node]], dict[int, list[Node]]] = ({}, {})
+            for node in sorted({n for pair in own for n in pair}):
+                both[side[node]].setdefault(node[0], []).append(node)
+            if any(len(own_nodes) != 2 for one in both for own_nodes in one.values()):
                 return None
-            m = [[own.get((b, a), 0.0) for b in (b1, b2)] for a in (a1, a2)]
-            order = _orientation(m)
-            if order is None:
-                return None
-            first, second = (a1, a2) if order else (a2, a1)
-            _append(g_rows, first[0], nodes, (first[1], second[1]), found)
-            _append(h_rows, b1[0], nodes, (b1[1], b2[1]), found)
+            # The keys' first family sets the direction for the queries', and those for all others.
+            first_h = next(iter(both[1].values()))
+            ordered: dict[int, list[Node]] = {}
+            for family, pair in both[0].items():
+                order = _orientation([[own.get((b, a), 0.0) for b in first_h] for a in pair])
+                if order is None:
+                    return None
+                ordered[family] = pair if order else pair[::-1]
+                _append(g_rows, family, len(found), column, ordered[family])
+            first_g = next(iter(ordered.values()))
+            for family, pair in both[1].items():
+                order = _orientation([[own.get((b, a), 0.0) for a in first_g] for b in pair])
+                if order is None:
+                    return None
+                _append(h_rows, family, len(found), column, pair if order else pair[::-1])
     out = []
     for rows in (g_rows, h_rows):
         table = []
@@ -492,12 +500,9 @@ def _turned(
 
 
 def _append(
-    rows: dict[int, list[list[tuple[int, int]]]], family: int, nodes: set[Node], pair: tuple[int, int],
-    found: Sequence[tuple[Node, set[Node]]],
-) -> None:  # fmt: skip
-    columns = rows.setdefault(family, [[] for _ in found])
-    at = next(i for i, (_, own) in enumerate(found) if own is nodes)
-    columns[at].append(pair)
+    rows: dict[int, list[list[tuple[int, int]]]], family: int, count: int, column: int, pair: Sequence[Node]
+) -> None:
+    rows.setdefault(family, [[] for _ in range(count)])[column].append((pair[0][1], pair[1][1]))
 
 
 def _orientation(m: list[list[float]]) -> bool | None:
@@ -515,9 +520,7 @@ def _orientation(m: list[list[float]]) -> bool | None:
 # ------------------------------------------------------------------------------------------------------------- views
 
 
-def views_of(
-    families: Sequence[Family], blocks: Sequence[Block], which: str
-) -> tuple[View, ...] | None:
+def views_of(families: Sequence[Family], blocks: Sequence[Block], which: str) -> tuple[View, ...] | None:
     """One factor of blocks of one form, stacked as copies, as views of parameters; None where they are not regular."""
     turned = blocks[0].turned
     sides = [getattr(b, which) for b in blocks]
@@ -538,11 +541,18 @@ def views_of(
     return tuple(views)
 
 
-def features_view(families: Families, place: tuple[int, int], features: Sequence[int], apart: bool) -> list[View] | None:
+def features_view(
+    families: Families, place: tuple[int, int], features: Sequence[int], apart: bool
+) -> list[View] | None:
     """Views of some features of a linear map: copies of one coordinate each (``apart``), or one copy of all."""
     family, first = place
     table = torch.tensor(features) + first
     return _views(families.members[family], table.view(-1, 1, 1) if apart else table.view(1, 1, -1), False)
+
+
+def entries_view(families: Families, family: int, table: Tensor) -> list[View] | None:
+    """Views of a parameter's entries, (copies, rows, 1)."""
+    return _views(families.members[family], table, False)
 
 
 def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
@@ -570,7 +580,9 @@ def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
         Axis(f"i{k}", family.shape[d], d, 1) for k, d in enumerate(family.across)
     ]  # fmt: skip
     copies, dim, rows = _roles(axes, turned)
-    out = [View(family.parameter, (*axes, *across), tuple(start), copies, dim, (*rows, *(a.name for a in across)), field)]
+    out = [
+        View(family.parameter, (*axes, *across), tuple(start), copies, dim, (*rows, *(a.name for a in across)), field)
+    ]
     if family.bias is not None:
         flat = _regular(table, names, 0)
         flat = None if flat is None else _complete([a for a in flat if a.size > 1], names, table, 0)
@@ -680,7 +692,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
         roles = _key_features(softmax.logits, ports)
         if roles is None:
             continue
-        qk = couplings(_contracted(softmax.logits), ports, roles)
+        qk = couplings(contracted(softmax.logits), ports, roles)
         output = _output(trace, softmax)
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
         used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
@@ -776,10 +788,10 @@ def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) 
     ports = [*_ports(trace, families, sources), Port(columns, output.source_axis, *place)]
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)
-    return couplings(_contracted(by_weight), ports, seeds)
+    return couplings(contracted(by_weight), ports, seeds)
 
 
-def _contracted(x: Tensor) -> Tensor:
+def contracted(x: Tensor) -> Tensor:
     """Queries and keys summed with random weights: one scalar for each index of the other axes."""
     generator = torch.Generator().manual_seed(2)
     weights = (torch.rand(x.shape[-2:], generator=generator) + 0.5).to(x)

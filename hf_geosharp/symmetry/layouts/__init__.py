@@ -137,9 +137,7 @@ def declared(model: nn.Module, names: Mapping[int, str], layouts: Sequence[Layou
             break
 
 
-def _match(
-    path: str, module: nn.Module, layout: Layout, config: Any, names: Mapping[int, str]
-) -> Declared | None:
+def _match(path: str, module: nn.Module, layout: Layout, config: Any, names: Mapping[int, str]) -> Declared | None:
     """The pairs of a module under a layout, or None where shapes do not agree."""
     linears: dict[str, LinearMap] = {}
     for role in ROLES:

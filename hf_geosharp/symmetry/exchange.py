@@ -1,0 +1,103 @@
+"""Norms of queries and keys: what the one's weights gain, the other's can lose.
+
+With a norm on queries and keys the projections themselves cannot be moved, but the weights of the two norms meet entry
+by entry: w_q s and w_k / s give the same logits. A rotary embedding behind the norm ties the two entries that it turns
+into each other. Which entries are tied is read off the mixed derivative of the logits in the two weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.symmetry.groups import Group
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.sites import Attention, Families, Node, Port, contracted, couplings, entries_view
+from hf_geosharp.symmetry.trace import Trace
+from hf_geosharp.symmetry.views import View
+
+_LARGEST = 1 << 14
+
+
+def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Families) -> list[Iterator[Pair]]:
+    """Candidate pairs of the weights of norms on queries and keys.
+
+    For each kind of tie (entries that are turned into each other, entries that are free) the weights as they are, and
+    as 1 + weight. Sites that read the same keys are one claim.
+    """
+    edges: list[tuple[Node, Node]] = []
+    tensors: dict[str, Tensor] = {}
+    for site in sites:
+        own = {trace.parameters[id(t)]: t for t in trace.sources(site.softmax.logits) if id(t) in trace.parameters}
+        tensors |= own
+        weights = [n for n in site.entries if 1 < own[n].numel() <= _LARGEST and not n.endswith(".bias")]
+        for k, first in enumerate(weights):
+            for second in weights[k + 1 :]:
+                q, key = sorted((first, second), key=lambda n: -own[n].numel())
+                ports = [Port(own[n], None, families.entries(n, own[n]), 0) for n in (q, key)]
+                seeds = [torch.zeros(ports[0].count, dtype=torch.bool), torch.ones(ports[1].count, dtype=torch.bool)]
+                found = couplings(contracted(site.softmax.logits), ports, seeds)
+                edges += [pair for head in found.heads for pair in head]
+    return [_candidates(groups, edges, tensors, scope, families) for groups in _ties(edges)]
+
+
+def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
+    """Entries that hang together, those of one shape in one list."""
+    root: dict[Node, Node] = {}
+
+    def find(x: Node) -> Node:
+        root.setdefault(x, x)
+        while root[x] != x:
+            x = root[x]
+        return x
+
+    for a, b in edges:
+        root[find(a)] = find(b)
+    groups: dict[Node, list[Node]] = {}
+    for node in root:
+        groups.setdefault(find(node), []).append(node)
+    alike: dict[object, list[list[Node]]] = {}
+    for nodes in groups.values():
+        nodes.sort()
+        alike.setdefault(tuple(f for f, _ in nodes), []).append(nodes)
+    return [sorted(g) for g in alike.values()]
+
+
+def _candidates(
+    groups: Sequence[Sequence[Node]], edges: Sequence[tuple[Node, Node]], tensors: dict[str, Tensor], scope: str,
+    families: Families,
+) -> Iterator[Pair]:  # fmt: skip
+    """The pair of all groups of one shape as copies."""
+    second = {f for (f, _), _ in edges}
+    if len(groups) < 2 or second & {f for _, (f, _) in edges}:
+        return
+    sides: dict[bool, list[View]] = {False: [], True: []}
+    for family in dict.fromkeys(f for f, _ in groups[0]):
+        table = torch.tensor([[i for f, i in nodes if f == family] for nodes in groups]).unsqueeze(-1)
+        views = _of(families.members[family].parameter, table, tensors, families)
+        if views is None:
+            return
+        sides[family in second] += views
+    pair = Pair("", "qk_norm", scope, Group(1), tuple(sides[False]), tuple(sides[True]))
+    if pair.g and pair.h:
+        yield pair
+        yield replace(pair, g=_shifted(pair.g), h=_shifted(pair.h))
+
+
+def _of(weight: str, table: Tensor, tensors: dict[str, Tensor], families: Families) -> list[View] | None:
+    """Views of a norm's weight, and of its bias if it has one."""
+    out: list[View] = []
+    for name in (weight, f"{weight.rsplit('.', 1)[0]}.bias"):
+        if name in tensors and tensors[name].shape == tensors[weight].shape:
+            views = entries_view(families, families.entries(name, tensors[name]), table)
+            if views is None:
+                return None
+            out += views
+    return out
+
+
+def _shifted(views: tuple[View, ...]) -> tuple[View, ...]:
+    return tuple(v if v.parameter.endswith(".bias") else replace(v, shift=1.0) for v in views)
