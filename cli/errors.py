@@ -12,7 +12,8 @@ import click
 from hf_geosharp.errors import GeosharpError, HubError
 
 EXIT_CODES = (
-    "Exit codes: 0 ok, 1 known failure, 2 wrong usage, 3 unsupported model, 4 Hub or network, 130 interrupted (Ctrl-C)."
+    "Exit codes: 0 ok, 1 known failure, 2 wrong usage, 3 unsupported model, 4 Hub or network, 5 model card left as it "
+    "is, 130 interrupted (Ctrl-C)."
 )
 INTERRUPTED = 130
 _FAILURE = 1
@@ -41,21 +42,35 @@ def say(text: str) -> None:
 
 
 def report_interrupt() -> None:
-    """Say that Ctrl-C ended the command."""
-    say("Interrupted.")
+    """Say that Ctrl-C ended the command; of several processes one says it."""
+    if not _rank():
+        say("Interrupted.")
 
 
 def fail(error: Exception, ctx: click.Context) -> int:
     """Report ``error`` on stderr and return the exit code; what click itself reports or ends with is raised again."""
     if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
         raise error
+    # Of several processes one has told the user already.
+    if not getattr(error, "reported", False):
+        report(error, ctx)
+    return _exit_code(error)
+
+
+def report(error: BaseException, ctx: click.Context) -> None:
+    """Say what went wrong on stderr."""
     debug = is_debug(ctx)
     if debug:
         say("".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip())
-    say(f"Error: {_message(error)}")
+    say(f"Error: {_rank()}{_message(error)}")
     if not debug and not isinstance(error, GeosharpError):
         say("Run again with --debug for the traceback.")
-    return _exit_code(error)
+
+
+def _rank() -> str:
+    """Which process of several this is, unless it is the one that speaks for all."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"rank {rank}: "
 
 
 def _exit_code(error: Exception) -> int:
@@ -64,13 +79,14 @@ def _exit_code(error: Exception) -> int:
     return HubError.exit_code if _is_network(error) else _FAILURE
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, GeosharpError):
         return str(error)
     if any(kind.__name__ in _MEMORY_ERRORS for kind in type(error).__mro__):
         return (
-            "out of memory: the model and one batch do not fit. Use --device cpu, or a smaller --batch-size "
-            "(one batch is one ball, so the score changes with it)."
+            "out of memory: the model and one batch do not fit. Use --micro-batch auto, --gradient-checkpointing or "
+            "--device cpu, which leave the score as it is, or a smaller --batch-size (one batch is one ball, so the "
+            "score changes with it)."
         )
     # One line: the rest belongs to the traceback.
     text = " ".join(str(error).split())

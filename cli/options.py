@@ -20,10 +20,14 @@ Decorator = Callable[[F], F]
 
 METRICS = ("inv", "mix", "adaptive", "euclidean")
 GEODESICS = ("first", "second", "exact")
+ASCENTS = ("secant", "apgd")
 SYMMETRIES = ("full", "paper", "attention")
 DTYPES = ("float32", "float64")
 LABELS = ("data", "model")
 BASELINES = ("adaptive",)
+SHARDS = ("batches", "samples")
+ON_NAN = ("stop", "skip")
+TIMEOUT = 1800.0
 COLUMNS = ("text", "text_pair", "image", "label")
 
 
@@ -40,6 +44,19 @@ def radius(value: str) -> float:
     if not math.isfinite(number) or number <= 0:
         raise click.BadParameter(f"{value} is not a finite number above 0")
     return number
+
+
+def micro_batch(value: str) -> int | str:
+    """A number of samples, or "auto".
+
+    Raises:
+        BadParameter: it is something else.
+    """
+    if value == "auto":
+        return value
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is neither a number of samples nor 'auto'")
+    return int(value)
 
 
 def label_map(value: str) -> dict[str, int | str]:
@@ -97,19 +114,38 @@ json_option = click.option(
     help="Write the result as JSON to FILE as well; '-' prints JSON on stdout and nothing else.",
 )
 
+card_option = click.option(
+    "--card",
+    "card_target",
+    metavar="README",
+    help="Put the result into this model card as well: a README.md, or a model's folder.",
+)
+
 model_argument = click.argument("model", required=False)
+
+_part_options = _together(
+    click.option("--data-config", metavar="C", help="Configuration (subset) of the data set."),
+    click.option("--split", metavar="S", help="Split of the data set.  [default: train]"),
+)
+
+_task_option = click.option(
+    "--task",
+    default="auto",
+    show_default=True,
+    metavar="T",
+    help="Task, e.g. causal-lm; 'auto' reads it from the model.",
+)
+
+_input_column_options = _together(
+    click.option("--text-column", metavar="N", help="Column with the text."),
+    click.option("--text-pair-column", metavar="N", help="Column with the second text of a pair."),
+    click.option("--image-column", metavar="N", help="Column with the image."),
+)
 
 _data_options = _together(
     click.option("--data", metavar="D", help="Data set: Hub id, folder or file.  [default: what the model card names]"),
-    click.option("--data-config", metavar="C", help="Configuration (subset) of the data set."),
-    click.option("--split", metavar="S", help="Split of the data set.  [default: train]"),
-    click.option(
-        "--task",
-        default="auto",
-        show_default=True,
-        metavar="T",
-        help="Task, e.g. causal-lm; 'auto' reads it from the model.",
-    ),
+    _part_options,
+    _task_option,
     click.option("--samples", type=click.IntRange(min=1), default=1024, show_default=True, help="Samples to use."),
     click.option(
         "--batch-size",
@@ -118,9 +154,7 @@ _data_options = _together(
         show_default=True,
         help="Samples in one ball; the score is the mean over balls.",
     ),
-    click.option("--text-column", metavar="N", help="Column with the text."),
-    click.option("--text-pair-column", metavar="N", help="Column with the second text of a pair."),
-    click.option("--image-column", metavar="N", help="Column with the image."),
+    _input_column_options,
     click.option("--label-column", metavar="N", help="Column with the label."),
     click.option(
         "--label-map",
@@ -157,7 +191,14 @@ _measure_options = _together(
         help="Radius; give it several times for a curve.  [default: measured for the metric]",
     ),
     click.option(
-        "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Ascent steps in each ball."
+        "--ascent",
+        type=click.Choice(ASCENTS),
+        default="secant",
+        show_default=True,
+        help="How the maximum is searched: 'secant' stops when it has settled; 'apgd' is the reference, Auto-PGD.",
+    ),
+    click.option(
+        "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Ascent steps in each ball, at most."
     ),
     click.option(
         "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Picks samples and starts."
@@ -177,7 +218,85 @@ _model_options = _together(
     click.option("--allow-missing", is_flag=True, help="Score even if weights of the model are missing and random."),
 )
 
-score_options = _together(_data_options, _measure_options, _model_options)
+_work_options = _together(
+    click.option(
+        "--micro-batch",
+        type=micro_batch,
+        metavar="N|auto",
+        help="Samples that go through the model at once, or as many as memory allows.  [default: the batch]",
+    ),
+    click.option(
+        "--gradient-checkpointing", is_flag=True, help="Compute activations twice rather than keep them in memory."
+    ),
+    click.option(
+        "--shard",
+        type=click.Choice(SHARDS),
+        default="batches",
+        show_default=True,
+        help="What several processes share: whole batches, or the samples of each.",
+    ),
+    click.option(
+        "--on-nan",
+        type=click.Choice(ON_NAN),
+        default="stop",
+        show_default=True,
+        help="What to do at a batch whose loss is not finite.",
+    ),
+    click.option(
+        "--output",
+        metavar="DIR",
+        help="Folder for the result and a journal: the same command continues a run that was killed.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=TIMEOUT,
+        show_default=True,
+        help="Seconds without a sign of life after which another process is given up.",
+    ),
+)
+
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Start N processes on this machine and spread the batches over them.",
+)
+
+score_options = _together(_data_options, _measure_options, _model_options, _work_options)
+
+inspect_options = _together(
+    click.option(
+        "--random-init",
+        is_flag=True,
+        help="Build the model from its config alone, with random weights; needs no others.",
+    ),
+    click.option(
+        "--verify/--no-verify", default=True, show_default=True, help="Prove every symmetry on the model itself."
+    ),
+    click.option("--health/--no-health", default=True, show_default=True, help="Condition and rank of every head."),
+    click.option(
+        "--symmetries",
+        "preset",
+        type=click.Choice(SYMMETRIES),
+        default="full",
+        show_default=True,
+        help="Which symmetries are looked for.",
+    ),
+    click.option(
+        "--data",
+        metavar="D",
+        help="Example batch, where made-up inputs do not do: a data set (Hub id, folder or file), or a .safetensors "
+        "file with a tensor for each argument of the model's forward.",
+    ),
+    _part_options,
+    _input_column_options,
+    _task_option,
+    click.option(
+        "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random weights and samples."
+    ),
+    _model_options,
+)
 
 
 def score_arguments(options: dict[str, Any]) -> dict[str, Any]:
@@ -188,4 +307,14 @@ def score_arguments(options: dict[str, Any]) -> dict[str, Any]:
     arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in COLUMNS})
     arguments["rho"] = list(options["rho"]) or None
     arguments["baselines"] = BASELINES if options["baselines"] else ()
+    return arguments
+
+
+def inspect_arguments(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of ``inspect_pretrained`` from the values of :data:`inspect_options`."""
+    from hf_geosharp.tasks.columns import Columns
+
+    arguments = dict(options)
+    names = [name for name in COLUMNS if f"{name}_column" in options]
+    arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in names})
     return arguments

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import click
 
 from hf_geosharp.errors import GeosharpError
 
-if TYPE_CHECKING:
-    from hf_geosharp.sharpness.result import SharpnessResult
+
+class HasJson(Protocol):
+    """What can be written: a result, an inspection."""
+
+    def to_json(self) -> str:
+        """The whole of it as JSON."""
+        ...
 
 
 class JsonTarget:
@@ -38,7 +43,7 @@ class JsonTarget:
         if not os.access(self._path if self._is_special() else folder, os.W_OK):
             raise GeosharpError(f"--json: no permission to write {self._path}")
 
-    def write(self, result: SharpnessResult) -> None:
+    def write(self, result: HasJson) -> None:
         """Write ``result``, if it is wanted as JSON at all.
 
         Raises:

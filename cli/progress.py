@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.estimate import Progress as State
@@ -18,7 +19,9 @@ Update = Callable[["State"], None]
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
 _STAGES = {
+    "find": "finding symmetries",
     "verify": "checking symmetries",
+    "health": "measuring heads",
     "score": "scoring",
     "reproducibility": "checking reproducibility",
     "baseline": "baseline",
@@ -44,6 +47,26 @@ def shown(wanted: bool) -> Iterator[Update | None]:
         bar.close()
 
 
+@contextmanager
+def stages(wanted: bool) -> Iterator[Callable[[str], None] | None]:
+    """A callback for work that only has stages, or None: a spinner with the name of the present one."""
+    if not wanted:
+        yield None
+        return
+    status = Console(stderr=True).status("")
+    try:
+        yield lambda stage: _spin(status, stage)
+    finally:
+        status.stop()
+
+
+def _spin(status: Status, stage: str) -> None:
+    # Loading draws bars of its own.
+    if stage in _STAGES:
+        status.update(_STAGES[stage])
+        status.start()
+
+
 class _Bar:
     """Starts at the first report, so that download bars of the libraries have the terminal until then."""
 
@@ -63,7 +86,8 @@ class _Bar:
 
     def update(self, state: State) -> None:
         if self._task is None:
-            self._task = self._progress.add_task(_describe(state), total=state.total)
+            # A run that continues starts further on; that was not done now, and says nothing about speed.
+            self._task = self._progress.add_task(_describe(state), total=state.total, completed=state.done)
             self._progress.start()
         self._progress.update(self._task, description=_describe(state), completed=state.done, total=state.total)
 
@@ -74,7 +98,10 @@ class _Bar:
 
 def _describe(state: State) -> str:
     stage = _STAGES.get(state.stage, state.stage)
+    together = f" ({state.ranks} processes)" if state.ranks > 1 else ""
     if state.stage != "score":
-        return stage
-    # Counting from 1, as people do.
-    return f"{stage} batch {min(state.batch + 1, state.batches)}/{state.batches} rho {state.rho:.3g}: {state.value:.4g}"
+        return stage + together
+    return (
+        f"{stage} batch {state.batch}/{state.batches} step {state.step}/{state.steps} rho {state.rho:.3g}: "
+        f"{state.value:.4g}{together}"
+    )

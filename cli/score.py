@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_geosharp.cli import libraries, output
+from hf_geosharp.cli import cards, launch, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
+    card_option,
     debug_option,
     json_option,
     model_argument,
+    processes_option,
     quiet_option,
     score_arguments,
     score_options,
@@ -25,31 +27,53 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "demo:digits-vit"
 
 
-@click.command("score")
+@click.command("score", cls=launch.Command)
 @model_argument
 @score_options
+@processes_option
 @json_option
+@card_option
 @quiet_option
 @debug_option
 @click.pass_context
-def command(ctx: click.Context, /, model: str | None, json_target: str | None, quiet: bool, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    json_target: str | None,
+    card_target: str | None,
+    processes: int | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Score the sharpness of MODEL on real data.
 
     MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); without it, demo:digits-vit.
     """
     target = output.JsonTarget(json_target)
     target.check()
+    if launch.wanted(processes):
+        ctx.exit(launch.start(ctx, processes))
+    world = launch.join(ctx, options["device"], options["timeout"])
+    quiet = quiet or not world.leads
     if model is None:
         model = DEFAULT_MODEL
         if not quiet:
             say(f"No MODEL given: scoring the shipped {model}.")
-    result = _score(model, options, quiet=quiet, debug=is_debug(ctx))
+    card = cards.CardTarget(card_target)
+    card.check()
+    result = take_score(model, options | {"world": world}, quiet=quiet, debug=is_debug(ctx))
+    world.close()
+    if not world.leads:
+        return
     target.write(result)
     if not target.is_stdout:
         _print(result)
+    card.write(result, quiet)
 
 
-def _score(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> SharpnessResult:
+def take_score(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> SharpnessResult:
+    """The score of ``model`` by the options of this command, with progress where somebody watches."""
     from hf_geosharp.cli import progress
 
     bars = progress.wanted(quiet)

@@ -1,22 +1,46 @@
 """Geodesic sharpness of transformers: how sharp the loss is around a model, whatever weights it is written in.
 
-Names are imported when they are first used, so that ``import hf_geosharp`` stays cheap.
+Names are imported when they are first used, so that ``import hf_geosharp`` stays cheap. It makes
+``evaluate.load("geodesic_sharpness")`` work from then on (see :mod:`hf_geosharp.registration`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_geosharp.registration import metric_path, register_at_import
+
 if TYPE_CHECKING:
-    from hf_geosharp.scoring import score, score_pretrained
+    from hf_geosharp.inspection import Inspection, inspect, inspect_pretrained
+    from hf_geosharp.metric import GeodesicSharpness
+    from hf_geosharp.scoring import load_pretrained, score, score_pretrained
     from hf_geosharp.sharpness.result import SharpnessResult
     from hf_geosharp.symmetry.find import find_symmetries
+    from hf_geosharp.trainer import GeodesicSharpnessCallback
 
-__all__ = ["SharpnessResult", "find_symmetries", "score", "score_pretrained"]
+__all__ = [
+    "GeodesicSharpness",
+    "GeodesicSharpnessCallback",
+    "Inspection",
+    "SharpnessResult",
+    "find_symmetries",
+    "inspect",
+    "inspect_pretrained",
+    "load_pretrained",
+    "metric_path",
+    "score",
+    "score_pretrained",
+]
 
 _WHERE = {
+    "GeodesicSharpness": "hf_geosharp.metric",
+    "GeodesicSharpnessCallback": "hf_geosharp.trainer",
+    "Inspection": "hf_geosharp.inspection",
     "SharpnessResult": "hf_geosharp.sharpness.result",
     "find_symmetries": "hf_geosharp.symmetry.find",
+    "inspect": "hf_geosharp.inspection",
+    "inspect_pretrained": "hf_geosharp.inspection",
+    "load_pretrained": "hf_geosharp.scoring",
     "score": "hf_geosharp.scoring",
     "score_pretrained": "hf_geosharp.scoring",
 }
@@ -32,3 +56,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+register_at_import()

@@ -38,5 +38,22 @@ class HubError(GeosharpError):
     exit_code = 4
 
 
+class CardError(GeosharpError):
+    """A model card cannot be changed safely, so it was left as it is.
+
+    ``block`` is what to paste into it by hand, if there is something.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, block: str = ""):
+        super().__init__(message)
+        self.block = block
+
+
+class WorldError(GeosharpError):
+    """Another process of the run failed, died, does not answer, or is not there at all."""
+
+
 class GeosharpWarning(UserWarning):
     """Something the user should know about a score that was nevertheless taken."""

@@ -1,21 +1,26 @@
-"""The two calls that all faces share: score a model on data, and score a named model on named data."""
+"""The calls that all faces share: score a model on data, and load and score a named model."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
+from hf_geosharp.parallel import TIMEOUT, World
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import Progress, Settings, estimate
+from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
-from hf_geosharp.tasks.kinds import Task, task_of, weight
+from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, task_of, weight
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
-from hf_geosharp.tasks.prepare import prepare
+from hf_geosharp.tasks.models import LoadedModel, load_model
+from hf_geosharp.tasks.prepare import prepare_loaded
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,6 +39,7 @@ def score(
     geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
+    ascent: str = "secant",
     steps: int = 20,
     samples: int = 1024,
     batch_size: int = 128,
@@ -44,10 +50,16 @@ def score(
     labels: str = "data",
     processor: Any = None,
     dtype: str | None = None,
-    micro_batch: int | None = None,
+    micro_batch: int | Literal["auto"] | None = None,
+    gradient_checkpointing: bool = False,
     damping: float = 0.0,
     reproducibility: bool = True,
     verify: bool = True,
+    shard: str = "batches",
+    on_nan: str = "stop",
+    output: str | os.PathLike[str] | None = None,
+    timeout: float = TIMEOUT,
+    world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
     """Geodesic sharpness of a model on data (arXiv 2505.05409), in nats of its loss.
@@ -60,7 +72,9 @@ def score(
         geodesic: "first", "second" (the default for inv and mix) or "exact".
         symmetries: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
         rho: radius of the ball, or several (the first is the one reported); by default the metric's.
-        steps: ascent steps, each one forward and one backward pass; for ``average`` the number of draws.
+        ascent: how the maximum is searched: "secant", which stops when it has settled, or "apgd", the reference
+            (Auto-PGD), which takes all its steps.
+        steps: ascent steps at most, each one forward and one backward pass; for ``average`` the number of draws.
         samples, batch_size, seed: which samples; every batch has a ball of its own and the score is their mean.
         average: mean over Gaussian horizontal perturbations instead of the worst case.
         baselines: other metrics at the same radius, of "adaptive" and "euclidean".
@@ -68,58 +82,76 @@ def score(
         labels: "data", or "model": divergence from the model's own unperturbed output.
         processor: tokenizer or image processor for a Dataset that is not encoded yet.
         dtype: "float32" or "float64"; by default what the model has, at least float32.
-        micro_batch: samples that go through the model at once; does not change the score.
+        micro_batch: samples that go through the model at once; does not change the score. "auto": as many as memory
+            allows, found by halving.
+        gradient_checkpointing: saves memory by computing activations twice; does not change the score.
         damping: relative relaxation of near-singular directions, in the canonical gauge.
         reproducibility, verify: False leaves out the re-run, or the proof of the symmetries.
+        shard: how the ranks of a launched world share the work: "batches" (each takes whole ones) or "samples" (each
+            takes a part of every batch).
+        on_nan: "stop" at a batch whose loss is not finite, or "skip" it, which the result says.
+        output: a folder that gets a journal, by which a killed run continues, and the result.
+        timeout: seconds without a sign of life after which another rank is given up.
+        world: the processes that share the work; by default those that a launcher (accelerate launch, torchrun, srun)
+            started, all of which have to make this call. ``World()`` is this process alone.
         progress: told after every step.
 
     Raises:
-        UsageError, DataError, ModelError, UnsupportedModelError: what is wrong, where, and what to do.
+        UsageError, DataError, ModelError, UnsupportedModelError, WorldError: what is wrong, where, and what to do.
     """
     import torch
 
-    settings = Settings(
-        metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-        average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
-        reproducibility=reproducibility, verify=verify, stationary=labels == "model",
-    )  # fmt: skip
-    if dtype not in (None, "float32", "float64"):
-        raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")
-    if labels not in ("data", "model"):
-        raise UsageError(f"labels is {labels!r}; it is data or model")
-    if labels == "model" and loss is not None:
-        raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
-    task = task_of(type(model).__name__)
-    batches, data_identity = batches_from(
-        data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
-        with_labels=labels == "data",
-    )  # fmt: skip
-    # What a loss of the caller's returns is per sample, whatever the model's own loss is.
-    weigher = _weigher(task) if loss is None else None
-    wide = getattr(torch, dtype) if dtype else None
-    if labels == "model":
-        with borrow(model, wide):
-            batches = attach_model_targets(model, batches, task)
-        loss = kl_to_model
-        data_identity = {**data_identity, "labels": "model"}
-    return estimate(
-        model,
-        batches,
-        settings,
-        loss=loss,
-        weight=weigher,
-        dtype=wide,
-        model_identity=_identity(model, task),
-        data_identity=data_identity,
-        versions=versions(),
-        progress=progress,
-    )
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    world = world or World.find(device, timeout)
+    with world.together():
+        settings = Settings(
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
+            steps=steps, seed=seed,
+            average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
+            gradient_checkpointing=gradient_checkpointing, shard=shard, on_nan=on_nan,
+            reproducibility=reproducibility, verify=verify, stationary=labels == "model",
+        )  # fmt: skip
+        if dtype not in (None, "float32", "float64"):
+            raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")
+        if labels not in ("data", "model"):
+            raise UsageError(f"labels is {labels!r}; it is data or model")
+        if labels == "model" and loss is not None:
+            raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
+        task = task_of(type(model).__name__)
+        batches, data_identity = batches_from(
+            data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
+            with_labels=labels == "data",
+        )  # fmt: skip
+        # What a loss of the caller's returns is per sample, whatever the model's own loss is.
+        weigher = _weigher(task) if loss is None else None
+        wide = getattr(torch, dtype) if dtype else None
+        content = _content(batches) if world.size > 1 or output is not None else None
+        if labels == "model":
+            with borrow(model, wide):
+                batches = attach_model_targets(model, batches, task)
+            loss = kl_to_model
+            data_identity = {**data_identity, "labels": "model"}
+        return estimate(
+            model,
+            batches,
+            settings,
+            loss=loss,
+            weight=weigher,
+            dtype=wide,
+            model_identity=_identity(model, task),
+            data_identity=data_identity,
+            versions=versions(),
+            data_digest=content,
+            output=output,
+            world=world,
+            progress=progress,
+        )
 
 
 def score_pretrained(
-    model_id: str,
+    model_id: str | LoadedModel,
     *,
-    data: str | None = None,
+    data: Any = None,
     data_config: str | None = None,
     split: str | None = None,
     task: str = "auto",
@@ -127,6 +159,7 @@ def score_pretrained(
     geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
+    ascent: str = "secant",
     steps: int = 20,
     samples: int = 1024,
     batch_size: int = 128,
@@ -142,52 +175,112 @@ def score_pretrained(
     label_map: Mapping[str, Any] | None = None,
     labels: str = "data",
     allow_missing: bool = False,
+    micro_batch: int | Literal["auto"] | None = None,
+    gradient_checkpointing: bool = False,
+    shard: str = "batches",
+    on_nan: str = "stop",
+    output: str | os.PathLike[str] | None = None,
+    timeout: float = TIMEOUT,
+    world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
     """Geodesic sharpness of a stored model: a Hub id, a folder, or a shipped ``demo:NAME`` (or ``demo:NAME-twin``).
 
-    ``data`` is a data set's id, file or folder; without it what the model's card names, the demo's own data, or for
-    language models a shipped text. Everything else is as for :func:`score` and
+    To score a model several times pass what :func:`load_pretrained` gives; it takes the options of loading then (task,
+    device, dtype, revision, trust_remote_code and allow_missing).
+
+    ``data`` is a data set's id, file or folder, or what :func:`score` takes; without it what the model's card names,
+    the demo's own data, or for language models a shipped text. Everything else is as for :func:`score` and
     :func:`hf_geosharp.tasks.prepare.prepare`.
 
     Raises:
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
-    settings = Settings(
-        metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-        average=average, baselines=_names(baselines), stationary=labels == "model",
-    )  # fmt: skip
-    demo, twin, place = None, False, model_id
+    world = world or World.find(device, timeout)
+    with world.together():
+        settings = Settings(
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
+            steps=steps, seed=seed,
+            average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
+            gradient_checkpointing=gradient_checkpointing, shard=shard, on_nan=on_nan,
+        )  # fmt: skip
+        how: dict[str, Any] = {
+            "task": task, "device": device, "dtype": dtype, "revision": revision,
+            "trust_remote_code": trust_remote_code, "allow_missing": allow_missing,
+        }  # fmt: skip
+        if isinstance(model_id, LoadedModel):
+            loaded = _as_it_is(model_id, how)
+        else:
+            loaded = load_pretrained(model_id, token=token, **how)
+        demo = _demo_data(loaded)
+        own_data = demo is not None and (data is None or (isinstance(data, str) and data == demo))
+        prepared = prepare_loaded(
+            loaded, data=demo if own_data else data, data_config=data_config, split=split, samples=samples,
+            batch_size=batch_size, seed=seed, token=token, columns=columns or Columns(), label_map=label_map,
+            labels=labels,
+        )  # fmt: skip
+        data_identity = dict(prepared.data_identity)
+        if own_data:
+            # What ships is the same everywhere, wherever it is installed.
+            data_identity["id"] = f"{demos.PREFIX}{demos.base_name(loaded.identity['id'])[0]}"
+            data_identity.pop("fingerprint", None)
+        return estimate(
+            prepared.model,
+            prepared.batches,
+            settings,
+            loss=prepared.loss,
+            weight=_weigher(prepared.task),
+            model_identity=dict(prepared.model_identity),
+            data_identity=data_identity,
+            versions=versions(),
+            data_digest=_content(prepared.batches) if world.size > 1 or output is not None else None,
+            output=output,
+            world=world,
+            progress=progress,
+        )
+
+
+def load_pretrained(
+    model_id: str,
+    *,
+    task: str = "auto",
+    device: str = "auto",
+    dtype: str = "float32",
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    allow_missing: bool = False,
+) -> LoadedModel:
+    """A stored model as :func:`score_pretrained` scores it, with its processor: to score it more than once.
+
+    Raises:
+        GeosharpError: as :func:`hf_geosharp.tasks.models.load_model`.
+    """
+    place, twin = model_id, False
     if model_id.startswith(demos.PREFIX):
         demo, twin = demos.base_name(model_id)
-        folder = demos.path(demo)
-        place = str(folder)
-        data = data or str(folder / "data")
-    prepared = prepare(
-        place, data=data, data_config=data_config, split=split, task=task, samples=samples, batch_size=batch_size,
-        seed=seed, device=device, dtype=dtype, revision=revision, token=token, trust_remote_code=trust_remote_code,
-        columns=columns or Columns(), label_map=label_map, labels=labels, allow_missing=allow_missing,
+        place = str(demos.path(demo))
+    loaded = load_model(
+        place, task=task, device=device, dtype=dtype, revision=revision, token=token,
+        trust_remote_code=trust_remote_code, allow_missing=allow_missing,
     )  # fmt: skip
-    model_identity, data_identity = dict(prepared.model_identity), dict(prepared.data_identity)
-    if demo is not None:
-        model_identity["id"] = model_id
-        if data == str(demos.path(demo) / "data"):
-            # What ships is the same everywhere, wherever it is installed.
-            data_identity["id"] = f"{demos.PREFIX}{demo}"
-            data_identity.pop("fingerprint", None)
     if twin:
-        make_twin(prepared.model)
-    return estimate(
-        prepared.model,
-        prepared.batches,
-        settings,
-        loss=prepared.loss,
-        weight=_weigher(prepared.task),
-        model_identity=model_identity,
-        data_identity=data_identity,
-        versions=versions(),
-        progress=progress,
-    )
+        make_twin(loaded.model)
+    return replace(loaded, identity={**loaded.identity, "id": model_id})
+
+
+def _as_it_is(loaded: LoadedModel, how: Mapping[str, Any]) -> LoadedModel:
+    defaults = load_pretrained.__kwdefaults__ or {}
+    late = [name for name, value in how.items() if value != defaults[name]]
+    if late:
+        raise UsageError(f"The model is loaded already: give {', '.join(late)} to load_pretrained instead.")
+    return loaded
+
+
+def _demo_data(loaded: LoadedModel) -> str | None:
+    """The data that ship with a demo; None for any other model."""
+    name = str(loaded.identity["id"])
+    return str(demos.path(name) / "data") if name.startswith(demos.PREFIX) else None
 
 
 def make_twin(model: nn.Module, *, seed: int = TWIN_SEED, condition: float = TWIN_CONDITION) -> None:
@@ -219,6 +312,11 @@ def _radii(rho: Rho) -> tuple[float, ...]:
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _content(batches: Sequence[Mapping[str, Any]]) -> str:
+    """What tells data apart. A model's own outputs as targets do not: they follow from it, and vary by rounding."""
+    return digest_batches(batches, left_out=(TARGET_LOGITS, TARGET_MASK))
 
 
 def _weigher(task: Task | None) -> Callable[[Mapping[str, Any]], float]:

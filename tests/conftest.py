@@ -7,6 +7,8 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The tests of registration undo this in caches of their own.
+os.environ.setdefault("HF_GEOSHARP_NO_REGISTER", "1")
 
 import torch
 

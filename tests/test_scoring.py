@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
-from hf_geosharp import SharpnessResult, demos, score_pretrained
+from hf_geosharp import SharpnessResult, demos, load_pretrained, score_pretrained
 from hf_geosharp.errors import UsageError
 from hf_geosharp.tasks.prepare import prepare
 
@@ -86,3 +87,24 @@ def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
     assert result.reproducible.ok is False
     assert result.reproducible.spread > 0.01
     assert any("rho 1 is not reproducible" in w and "smaller radius" in w for w in result.warnings)
+
+
+def test_a_model_that_is_loaded_is_scored_as_by_its_name() -> None:
+    options = {"samples": 32, "batch_size": 32, "steps": 2}
+    loaded = load_pretrained("demo:digits-vit", device="cpu", dtype="float64")
+    by_name = scored("demo:digits-vit", dtype="float64", **options)
+    # Twice: the first leaves no trace.
+    for result in (score_pretrained(loaded, **options), score_pretrained(loaded, **options)):
+        assert result.geodesic_sharpness == by_name.geodesic_sharpness
+        assert (result.model, result.data) == (by_name.model, by_name.data)
+    own = Dataset.from_parquet(str(demos.path("digits-vit") / "data" / "train.parquet"))
+    in_memory = score_pretrained(loaded, data=own, **options)
+    assert in_memory.geodesic_sharpness == by_name.geodesic_sharpness
+
+
+def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused() -> None:
+    loaded = load_pretrained("demo:digits-vit", device="cpu")
+    with pytest.raises(UsageError, match="give dtype, revision to load_pretrained"):
+        score_pretrained(loaded, dtype="float64", revision="main")
+    with pytest.raises(UsageError, match="of data that are named"):
+        score_pretrained(loaded, data=[{}], split="test")

@@ -1,7 +1,8 @@
 """Climbing an objective inside a ball of a space; knows neither models nor data.
 
-Auto-PGD (Croce & Hein 2020, arXiv 2003.01690, algorithm 1) in the metric: in the coordinates of a
-:class:`~hf_geosharp.geometry.space.Space` that is projected gradient ascent in a plain ball.
+What every ascent takes and gives, and the reference among them: Auto-PGD (Croce & Hein 2020, arXiv 2003.01690,
+algorithm 1) in the metric, which in the coordinates of a :class:`~hf_geosharp.geometry.space.Space` is projected
+gradient ascent in a plain ball. The default is in :mod:`hf_geosharp.sharpness.secant`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ class NotFiniteError(ValueError):
 
 @dataclass(frozen=True)
 class Climb:
-    """The best point found. ``rise`` is its loss less ``base``; ``history`` the best rise after each step."""
+    """The best point found. ``rise`` is its loss less ``base``; ``history`` the best rise after each step.
+
+    ``stopped`` says why the climb ended: "converged" by its own rule, or "budget" when its steps were used up.
+    """
 
     u: Tangent
     rise: float
     base: float
     history: tuple[float, ...]
     finite: bool
+    stopped: str = "budget"
 
     @property
     def steps(self) -> int:
@@ -49,7 +54,9 @@ class Climb:
 
     @property
     def converged(self) -> bool:
-        """Whether the last quarter of the steps raised the value by less than one per cent of it."""
+        """Whether it stopped by its own rule, or the last quarter of its steps raised the value by less than 1 %."""
+        if self.stopped == "converged":
+            return True
         if self.steps < 4:
             return False
         earlier = self.history[-1 - self.steps // 4]

@@ -1,25 +1,34 @@
-"""Batches in, per-batch values, mean, error and reproducibility out."""
+"""Batches in, per-batch values, mean, error and reproducibility out; on one process or many."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import inspect
 import math
+import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError, WorldError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
 from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.jobs import BASELINE, REPRODUCIBILITY, SCORE, Job, Ledger, Outcome
+from hf_geosharp.sharpness.journal import Journal, differences, digest, digest_batches, write_result
+from hf_geosharp.sharpness.memory import MicroBatch, checkpointed
 from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Reach, Weight, rows, samples
+from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.result import (
     BatchScore,
     CurvePoint,
@@ -29,6 +38,7 @@ from hf_geosharp.sharpness.result import (
     SharpnessResult,
     mean_with_error,
 )
+from hf_geosharp.sharpness.secant import secant
 from hf_geosharp.symmetry.find import PRESETS, find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -42,13 +52,25 @@ AGREEMENT = 0.01
 NUDGE = {torch.float32: 1e-6, torch.float64: 1e-9}
 """Relative size of that move."""
 
+ASCENTS = {"secant": secant, "apgd": auto_pgd}
+"""How the maximum is searched; measured against each other in benchmarks/ascent.py."""
+
+SHARDS = ("batches", "samples")
+ON_NAN = ("stop", "skip")
+
+_HOW = ("micro_batch", "gradient_checkpointing", "on_nan")
+"""Settings that do not decide a score: a journal may go on with others."""
+
 COPY_LIMIT = 2 << 30
 """Symmetries are verified on a float64 copy where it takes at most this many bytes, else on the model itself."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a score has come; ``done`` of ``total`` count forward passes over everything."""
+    """How far a score has come; ``done`` of ``total`` count forward passes over everything, on all ``ranks``.
+
+    Batch, step and value are this process's; ``batch`` counts from 1.
+    """
 
     stage: str
     batch: int
@@ -59,6 +81,7 @@ class Progress:
     value: float
     done: int
     total: int
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -73,12 +96,16 @@ class Settings:
     geodesic: Order | None = None
     symmetries: str = "full"
     rho: tuple[float, ...] = ()
+    ascent: str = "secant"
     steps: int = 20
     seed: int = 0
     average: bool = False
     baselines: tuple[str, ...] = ()
     damping: float = 0.0
-    micro_batch: int | None = None
+    micro_batch: int | Literal["auto"] | None = None
+    gradient_checkpointing: bool = False
+    shard: str = "batches"
+    on_nan: str = "stop"
     reproducibility: bool = True
     verify: bool = True
     stationary: bool = False
@@ -89,6 +116,9 @@ class Settings:
             ("metric", self.metric, tuple(METRICS)),
             ("geodesic", self.geodesic, (None, *ORDERS)),
             ("symmetries", self.symmetries, tuple(PRESETS)),
+            ("ascent", self.ascent, tuple(ASCENTS)),
+            ("shard", self.shard, SHARDS),
+            ("on_nan", self.on_nan, ON_NAN),
             *(("baseline", b, ("adaptive", "euclidean")) for b in self.baselines),
         ):
             if value not in known:
@@ -97,7 +127,9 @@ class Settings:
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
         if self.steps < 1:
             raise UsageError(f"steps is {self.steps}; at least 1 is needed")
-        if self.micro_batch is not None and self.micro_batch < 1:
+        if isinstance(self.micro_batch, str) and self.micro_batch != "auto":
+            raise UsageError(f"micro_batch is {self.micro_batch!r}; it is a number or 'auto'")
+        if isinstance(self.micro_batch, int) and self.micro_batch < 1:
             raise UsageError(f"micro_batch is {self.micro_batch}; at least 1 is needed")
         if not (self.damping >= 0 and math.isfinite(self.damping)):
             raise UsageError(f"damping is {self.damping}; it is not negative")
@@ -120,14 +152,17 @@ class Settings:
 
 @dataclass
 class _Track:
-    """Counts passes and tells who asked."""
+    """Counts passes, tells who asked, and keeps in touch with the other ranks."""
 
     tell: Callable[[Progress], None] | None
     batches: int
     steps: int
     total: int
+    world: World = field(default_factory=World)
+    shared: bool = False
+    """Every rank does everything, so that its own count is that of all."""
     done: int = 0
-    passes: Passes = field(default_factory=lambda: Passes(0, 0))
+    last: Progress | None = None
 
     def report(self, stage: str, batch: int, rho: float) -> Callable[[int, float], None]:
         def step(k: int, value: float) -> None:
@@ -137,12 +172,23 @@ class _Track:
         return step
 
     def say(self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0) -> None:
-        if self.tell is not None:
-            self.tell(
-                Progress(
-                    stage, batch, self.batches, step, self.steps, rho, value, min(self.done, self.total), self.total
-                )
-            )
+        self.world.tell({"done": self.done, "stage": stage, "batch": batch, "step": step})
+        self.world.poll()
+        self.last = Progress(
+            stage, batch, self.batches, step, self.steps, rho, value, 0, self.total, self.world.size
+        )  # fmt: skip
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Tells again what was told last, with what the other ranks have done since."""
+        if self.tell is not None and self.last is not None:
+            self.tell(replace(self.last, done=min(self._of_all(), self.total)))
+
+    def _of_all(self) -> int:
+        if self.shared or self.world.size == 1:
+            return self.done
+        others = (state["done"] for r, state in enumerate(self.world.heard()) if state and r != self.world.rank)
+        return self.done + sum(others)
 
 
 def estimate(
@@ -156,11 +202,15 @@ def estimate(
     model_identity: Mapping[str, Any] | None = None,
     data_identity: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
+    data_digest: str | None = None,
+    output: str | os.PathLike[str] | None = None,
+    world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
     """The sharpness of a model on batches, one ball for each.
 
-    The model comes back bit-identical whatever happens.
+    The model comes back bit-identical whatever happens. In a world of several ranks all of them have to call this
+    with the same arguments; the batches are spread over them, and all get the same result.
 
     Args:
         model: a module that takes a batch as keyword arguments.
@@ -170,12 +220,19 @@ def estimate(
         weight: number of loss terms in a (micro-)batch; samples if None.
         dtype: computes in float64 if asked; else float32, or what the model has.
         model_identity, data_identity, versions: recorded as they are.
+        data_digest: tells other data apart, for ranks and journals; by default made from all tensors of the batches.
+        output: a folder for the journal, by which a killed run continues, and for the result.
+        world: the processes that share the work; by default this one alone.
         progress: told after every step.
 
     Raises:
-        DataError: no batches, or an empty one.
-        ModelError: NaN in a parameter, no loss, a loss that is not finite at the model's own weights.
+        DataError: no batches, or an empty one; a damaged journal.
+        ModelError: NaN in a parameter, no loss, a loss that is not finite at the model's own weights; out of memory
+            with a single sample at a time.
         UnsupportedModelError: quantised, offloaded or meta weights.
+        UsageError: a journal of another run in ``output``.
+        WorldError: the ranks have other weights, data, settings or versions, or one of them does not answer.
+        GeosharpError: the journal cannot be written.
     """
     started = time.perf_counter()
     if not batches:
@@ -184,18 +241,26 @@ def estimate(
     per_pass = settings.steps + 1
     checks = 1 if settings.reproducibility and not settings.average else 0
     total = per_pass * len(settings.radii) * (len(batches) + checks) + per_pass * len(batches) * len(settings.baselines)
-    track = _Track(progress, len(batches), settings.steps, total)
-    with borrow(model, dtype) as borrowed:
-        scored = _Scored(borrowed, batches, settings, loss, weight, track, notes)
-        track.say("verify")
-        verified = scored.symmetries()
-        effective = scored.settings
-        runs = scored.run(verified.map, effective)
-        reproducible = scored.reproducible(verified.map, effective, runs)
-        baselines = {b: scored.baseline(b, effective) for b in effective.baselines}
+    world = world or World()
+    whole = settings.shard == "samples"
+    track = _Track(progress, len(batches), settings.steps, total, world, whole)
+    with full_float32(), borrow(model, dtype) as borrowed:
+        header: dict[str, Any] = {}
+        if world.size > 1 or output is not None:
+            header = _identity(borrowed, batches, settings, loss, data_digest, versions or {})
+            _agree(world, header)
+        with _ledger(world, output, header, whole) as ledger:
+            scored = _Scored(borrowed, batches, settings, loss, weight, track, notes, ledger)
+            track.say("verify")
+            verified = scored.symmetries()
+            effective = scored.settings
+            _agree(world, {"symmetries": verified.map.dimension, "dropped": verified.map.dropped})
+            with checkpointed(model, effective.gradient_checkpointing):
+                runs = scored.run(verified.map, effective)
+                reproducible, baselines = scored.evidence(verified.map, effective, runs)
         stored = borrowed.stored_dtypes
     radii = effective.radii
-    curve = [_curve_point(r, runs.values[r], reproducible.get(r)) for r in sorted(set(radii))]
+    curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(set(radii))]
     head = next(c for c in curve if c.rho == radii[0])
     check = reproducible.get(head.rho, Reproducible(None, None, "not checked"))
     for point in curve:
@@ -204,45 +269,115 @@ def estimate(
                 f"the score at rho {point.rho:g} is not reproducible: a re-run from weights moved by a relative "
                 f"{NUDGE[borrowed.dtype]:g} differs by {reproducible[point.rho].spread:.1%}; use a smaller radius"
             )
-    return SharpnessResult(
+    result = SharpnessResult(
         geodesic_sharpness=head.geodesic_sharpness,
         stderr=head.stderr,
         interval95=head.interval95,
-        base_loss=math.fsum(runs.base) / len(runs.base),
+        base_loss=math.fsum(o.base for o in runs.outcomes) / len(runs.outcomes),
         rho=head.rho,
         metric=effective.metric,
         geodesic=effective.order,
         symmetries=effective.symmetries if effective.geometry.paired else "none",
         mode="average" if effective.average else "worst",
         steps=effective.steps,
+        ascent="none" if effective.average else effective.ascent,
         seed=effective.seed,
-        samples=sum(samples(b) for b in batches),
+        samples=sum(samples(batches[o.job.batch]) for o in runs.outcomes),
         batch_size=samples(batches[0]),
-        per_batch=list(runs.scores[head.rho]),
+        per_batch=[o.at(head.rho) for o in runs.outcomes],
         curve=curve,
         baselines=baselines,
         pairs=_summary(verified, runs.reduced),
-        share=dict(sorted(runs.share.items(), key=lambda item: -item[1])),
+        share=dict(sorted(runs.worst(head.rho).share.items(), key=lambda item: -item[1])),
         reproducible=check,
-        passes=runs.passes,
-        seconds=time.perf_counter() - started,
+        passes=Passes(sum(o.passes.forwards for o in runs.outcomes), sum(o.passes.backwards for o in runs.outcomes)),
+        seconds=time.perf_counter() - started + ledger.seconds,
         model={**(model_identity or {"class": type(model).__name__}), "stored_dtypes": list(stored)},
-        data=dict(data_identity or {}),
+        data={**(data_identity or {}), **({"skipped_batches": runs.skipped} if runs.skipped else {})},
         versions=dict(versions or {}),
         warnings=[*dict.fromkeys(notes)],
     )
+    if output is not None and world.leads:
+        write_result(output, result.to_json() + "\n")
+    return result
 
 
-@dataclass
+def _identity(
+    borrowed: Borrowed,
+    batches: Sequence[Batch],
+    settings: Settings,
+    loss: Loss | None,
+    data_digest: str | None,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Of what a score is: what ranks have to agree in, and what a journal belongs to."""
+    buffers = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
+    return {
+        "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
+        "loss": _name(loss),
+        "dtype": str(borrowed.dtype).removeprefix("torch."),
+        "device": next(iter(borrowed.originals.values())).device.type,
+        "versions": dict(versions),
+        "batches": len(batches),
+        "data": data_digest or digest_batches(batches),
+        "weights": digest([*sorted(borrowed.originals.items()), *buffers]),
+    }
+
+
+def _name(loss: Loss | None) -> str | None:
+    """What tells a loss of the caller's from others, as far as code can be told apart."""
+    if loss is None:
+        return None
+    name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
+    try:
+        return f"{name} {hashlib.sha256(inspect.getsource(loss).encode()).hexdigest()[:12]}"
+    except (OSError, TypeError):
+        return name
+
+
+@contextmanager
+def _ledger(
+    world: World, output: str | os.PathLike[str] | None, header: Mapping[str, Any], whole: bool
+) -> Iterator[Ledger]:
+    journal = None if output is None else Journal(output, header, world.rank)
+    try:
+        yield Ledger(world, journal, whole=whole)
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def _agree(world: World, header: Mapping[str, Any]) -> None:
+    """Ranks that differ would spread two scores over each other.
+
+    Raises:
+        WorldError: they do; with what in.
+    """
+    headers = world.gather(header)
+    found = [
+        f"rank {rank}: {', '.join(what)}"
+        for rank, theirs in enumerate(headers)
+        if (what := differences(theirs, headers[0], ("there", "on rank 0")))
+    ]
+    if found:
+        raise WorldError(f"the processes are not about the same score. {'; '.join(found)}")
+
+
+@dataclass(frozen=True)
 class _Runs:
-    """What the batches gave: losses at the base point, and scores and values by radius."""
+    """What the batches gave, in their order: those that have a score, and the numbers of those that were skipped."""
 
-    base: list[float] = field(default_factory=list)
-    scores: dict[float, list[BatchScore]] = field(default_factory=dict)
-    values: dict[float, list[float]] = field(default_factory=dict)
-    passes: Passes = field(default_factory=lambda: Passes(0, 0))
-    share: dict[str, float] = field(default_factory=dict)
-    reduced: list[str] = field(default_factory=list)
+    outcomes: list[Outcome]
+    skipped: list[int]
+    reduced: list[str]
+
+    def values(self, rho: float) -> list[float]:
+        """The value of each batch at a radius."""
+        return [o.at(rho).value for o in self.outcomes]
+
+    def worst(self, rho: float) -> Outcome:
+        """The batch that rose most; of equals the last."""
+        return max(self.outcomes, key=lambda o: (o.at(rho).value, o.job.batch))
 
 
 class _Scored:
@@ -257,9 +392,17 @@ class _Scored:
         weight: Weight | None,
         track: _Track,
         notes: list[str],
+        ledger: Ledger,
     ) -> None:
         self.borrowed, self.batches, self.settings = borrowed, batches, settings
         self.loss, self.weight, self.track, self.notes = loss, weight, track, notes
+        self.ledger = ledger
+        # Where a batch is split over ranks, they take every step together.
+        self.split = track.world if track.shared else World()
+        self._batch_notes: list[str] = []
+        self.micro = MicroBatch(settings.micro_batch, self._less_memory)
+        self._highest = -math.inf
+        self._chart: tuple[str, Chart] | None = None
 
     # -------------------------------------------------------------------------------------------------- symmetries
 
@@ -312,19 +455,94 @@ class _Scored:
         self.notes.append(text)
         warnings.warn(text, GeosharpWarning, stacklevel=5)
 
+    def _less_memory(self, text: str) -> None:
+        self._batch_notes.append(text)
+        warnings.warn(text, GeosharpWarning, stacklevel=2)
+
     # ------------------------------------------------------------------------------------------------------ scores
 
     def run(self, symmetries: SymmetryMap, settings: Settings) -> _Runs:
         """All batches at all radii."""
-        chart = Chart(self.borrowed, symmetries, settings.geometry)
-        runs = _Runs(reduced=chart.reduced)
-        for index in range(len(self.batches)):
-            self._batch(chart, index, settings, runs, "score")
-        return runs
+        jobs = [Job(SCORE, index) for index in range(len(self.batches))]
+        if settings.on_nan == "stop":
+            self.ledger.forget_skipped()
+        known = self._resumed(jobs)
+        self._highest = max((o.at(settings.radii[0]).value for o in known if o.scores), default=-math.inf)
+        reduced = self._chart_of(jobs[0], symmetries, settings).reduced
+        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        self.notes += [note for o in outcomes for note in o.notes]
+        scored = [o for o in outcomes if o.skipped is None]
+        skipped = [o.job.batch for o in outcomes if o.skipped is not None]
+        if not scored:
+            raise ModelError(f"no batch has a score: {outcomes[0].skipped}")
+        if skipped:
+            self._warn(
+                f"{len(skipped)} of {len(outcomes)} batches were skipped, for their loss is not finite: "
+                f"{', '.join(map(str, skipped))}"
+            )
+        return _Runs(scored, skipped, reduced)
 
-    def _batch(self, chart: Chart, index: int, settings: Settings, runs: _Runs, stage: str) -> None:
+    def evidence(
+        self, symmetries: SymmetryMap, settings: Settings, runs: _Runs
+    ) -> tuple[dict[float, Reproducible], dict[str, float]]:
+        """What is told beside the score: whether the worst batch repeats, and the baselines."""
+        first = settings.radii[0]
+        again = [] if settings.average or not settings.reproducibility else [runs.worst(first)]
+        jobs = [Job(REPRODUCIBILITY, o.job.batch) for o in again]
+        jobs += [Job(BASELINE, o.job.batch, metric) for metric in settings.baselines for o in runs.outcomes]
+        self._resumed(jobs)
+        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        self.notes += [note for o in outcomes for note in o.notes]
+        checks = [self._compared(before, o) for before, o in zip(again, outcomes, strict=False)]
+        values: dict[str, list[float]] = {}
+        for outcome in outcomes[len(again) :]:
+            if outcome.skipped is not None:
+                raise ModelError(f"baseline {outcome.job.metric}: {outcome.skipped}")
+            values.setdefault(outcome.job.metric, []).append(outcome.at(first).value)
+        return checks[0] if checks else {}, {metric: mean_with_error(v)[0] for metric, v in values.items()}
+
+    def _resumed(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """What is done of these; one rank counts it."""
+        known = self.ledger.known(jobs)
+        if self.track.shared or self.track.world.leads:
+            self.track.done += (self.settings.steps + 1) * sum(len(o.scores) for o in known)
+        return known
+
+    def _do(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Outcome:
+        """A batch under the geometry that its job is about."""
+        chart = self._chart_of(job, symmetries, settings)
+        if job.stage == BASELINE:
+            settings = _plain(settings, job.metric)
+        started = time.perf_counter()
+        self._batch_notes.clear()
+        outcome = self._batch(chart, job, settings)
+        outcome = replace(outcome, notes=tuple(self._batch_notes), seconds=time.perf_counter() - started)
+        if outcome.skipped is not None:
+            self.track.done += (settings.steps + 1) * len(settings.radii)
+        return outcome
+
+    def _chart_of(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Chart:
+        """The chart that a job needs; there is one at a time."""
+        key = f"{job.stage} {job.metric}"
+        if self._chart is None or self._chart[0] != key:
+            self._chart = None
+            self.restore()
+            if job.stage == BASELINE:
+                # On the weights as they are stored.
+                chart = Chart(self.borrowed, SymmetryMap(), _plain(settings, job.metric).geometry)
+            else:
+                nudge = NUDGE[self.borrowed.dtype] if job.stage == REPRODUCIBILITY else 0.0
+                seed = settings.seed + 1 if nudge else 0
+                chart = Chart(self.borrowed, symmetries, settings.geometry, nudge=nudge, seed=seed)
+            self._chart = key, chart
+        return self._chart[1]
+
+    def _batch(self, chart: Chart, job: Job, settings: Settings) -> Outcome:
         """One ball at each radius, ascending, each started from the best point of the one before."""
-        objective = Objective(self.borrowed.model, self.batches[index], self.loss, self.weight, settings.micro_batch)
+        index = job.batch
+        objective = Objective(
+            self.borrowed.model, self.batches[index], self.loss, self.weight, self.micro, self.split
+        )  # fmt: skip
 
         def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             try:
@@ -335,12 +553,22 @@ class _Scored:
             return value, chart.pull() if gradient else None
 
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
-        base, g = self._base_point(chart, objective, index, not settings.average)
+        base, g = self._base_point(chart, objective, not settings.average)
+        if not math.isfinite(base):
+            text = (
+                f"batch {index}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
+            )
+            if settings.on_nan == "stop":
+                raise ModelError(text)
+            self._batch_notes.append(f"{text}: skipped")
+            return Outcome(job, skipped=text)
+        scores: list[tuple[float, BatchScore]] = []
+        share: dict[str, float] = {}
         given = None if g is None else (base, g)
         del g
         start: Tangent | None = None
         for rho in sorted(set(settings.radii)):
-            report = self.track.report(stage, index + 1, rho)
+            report = self.track.report(job.stage, index + 1, rho)
             if settings.average:
                 generator.manual_seed(settings.seed * 1_000_003 + index)
                 rise, start = average(chart.space, evaluate, rho, settings.steps, generator, base=base, report=report)
@@ -349,70 +577,80 @@ class _Scored:
                         f"batch {index}: the loss is not finite at a random perturbation of rho {rho:g}; "
                         "use a smaller radius"
                     )
-                score = BatchScore(index, base, rise, settings.steps, True)
+                score = BatchScore(index, base, rise, settings.steps, True, settings.steps)
             else:
-                climb = auto_pgd(
+                climb = ASCENTS[settings.ascent](
                     chart.space, evaluate, rho, settings.steps, start=start, base=base, given=given,
                     stationary=settings.stationary, generator=generator, report=report,
                 )  # fmt: skip
                 start, given = climb.u, None
-                score = BatchScore(index, base, climb.rise, climb.steps, climb.converged)
+                score = BatchScore(
+                    index, base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
+                )
                 if not climb.finite:
-                    self.notes.append(f"batch {index}: the loss is not finite at some points of the ball, rho {rho:g}")
-            self.track.done += 1
-            runs.scores.setdefault(rho, []).append(score)
-            runs.values.setdefault(rho, []).append(score.value)
-            if rho == settings.radii[0] and score.value >= max(runs.values[rho]):
+                    self._batch_notes.append(
+                        f"batch {index}: the loss is not finite at some points of the ball, rho {rho:g}"
+                    )
+            # The pass at the start, and the steps that were not needed.
+            self.track.done += 1 + settings.steps - score.steps
+            scores.append((rho, score))
+            if job.stage == SCORE and rho == settings.radii[0] and score.value >= self._highest:
                 # Where the worst perturbation lies is told of the batch that rose most.
-                runs.share = chart.share(start)
-        runs.base.append(base)
-        runs.passes = Passes(runs.passes.forwards + objective.forwards, runs.passes.backwards + objective.backwards)
+                self._highest, share = score.value, chart.share(start)
+        assert start is not None
+        self._in_step(scores, start)
+        passes = Passes(objective.forwards, objective.backwards)
+        return Outcome(job, base, tuple(scores), passes, share)
 
-    def _base_point(
-        self, chart: Chart, objective: Objective, index: int, gradient: bool
-    ) -> tuple[float, Tangent | None]:
-        """Loss (and gradient) at the model's own weights; the chart is focused on what the batch can reach."""
+    def _in_step(self, scores: Sequence[tuple[float, BatchScore]], u: Tangent) -> None:
+        """Ranks that share a ball must have gone the same way, to the last bit.
+
+        Raises:
+            WorldError: they have not.
+        """
+        marks = self.split.gather((list(scores), [float(p.double().sum()) for p in u.pieces]))
+        if any(mark != marks[0] for mark in marks):
+            raise WorldError(
+                "the ranks drifted apart: they compute the same steps with different rounding. Use equal machines and "
+                "equally many threads, or shard='batches'"
+            )
+
+    def _base_point(self, chart: Chart, objective: Objective, gradient: bool) -> tuple[float, Tangent | None]:
+        """Loss (and gradient, if it is finite) at the model's own weights; the chart sees what the batch can reach."""
         chart.widen()
         with Reach(self.borrowed.model) as reach:
             value = objective.evaluate(gradient)
-        if not math.isfinite(value):
-            raise ModelError(
-                f"batch {index}: the loss before any step is {value} (NaN or overflow in the model's own forward pass)"
-            )
-        if not gradient:
+        if not gradient or not math.isfinite(value):
             return value, None
-        rows = reach.rows
+        seen = reach.rows
         owners = {n: id(leaf.members[0][0]) for n, leaf in self.borrowed.leaves.items()}
-        chart.focus({n: rows[key] for n, key in owners.items() if key in rows})
+        chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))
         return value, chart.pull()
+
+    def _union(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rows that any rank looks up for its part of the batch."""
+        if self.split.size == 1:
+            return seen
+        every = self.split.gather({name: ids.cpu() for name, ids in seen.items()})
+        names = sorted({name for ranks in every for name in ranks})
+        devices = {n: leaf.tensor.device for n, leaf in self.borrowed.leaves.items()}
+        return {n: torch.unique(torch.cat([ranks[n] for ranks in every if n in ranks])).to(devices[n]) for n in names}
 
     # ----------------------------------------------------------------------------------------------------- evidence
 
-    def reproducible(self, symmetries: SymmetryMap, settings: Settings, runs: _Runs) -> dict[float, Reproducible]:
-        """The batch with the largest value, run again from weights moved a little, at every radius."""
-        if not settings.reproducibility or settings.average:
-            return {}
-        values = runs.values[settings.radii[0]]
-        index = max(range(len(values)), key=values.__getitem__)
-        nudge = NUDGE[self.borrowed.dtype]
-        self.restore()
-        again = _Runs()
-        self._batch(
-            Chart(self.borrowed, symmetries, settings.geometry, nudge=nudge, seed=settings.seed + 1),
-            index,
-            settings,
-            again,
-            "reproducibility",
-        )
-        self.restore()
+    def _compared(self, before: Outcome, after: Outcome) -> dict[float, Reproducible]:
+        """The batch with the largest value, and the same run again from weights moved a little, at every radius."""
+        index, nudge = before.job.batch, NUDGE[self.borrowed.dtype]
+        if after.skipped is not None:
+            raise ModelError(f"reproducibility: {after.skipped}")
         how = (
             f"batch {index} run again from weights moved by a relative {nudge:g}; values may differ by {AGREEMENT:.0%}"
         )
         out = {}
-        for rho, (value,) in again.values.items():
-            first = runs.values[rho][index]
+        for rho, score in after.scores:
+            value, first = score.value, before.at(rho).value
             # Below the rounding of the loss itself there is nothing to compare.
-            floor = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(runs.base[index]), 1e-3)
+            floor = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(before.base), 1e-3)
             spread = abs(value - first) / max(abs(first), abs(value), floor)
             out[rho] = Reproducible(spread <= AGREEMENT, spread, how)
         return out
@@ -423,14 +661,10 @@ class _Scored:
             for name, leaf in self.borrowed.leaves.items():
                 leaf.tensor.copy_(self.borrowed.originals[name])
 
-    def baseline(self, metric: str, settings: Settings) -> float:
-        """The same ascent under another metric, at the first radius, on the weights as they are stored."""
-        self.restore()
-        plain = replace(settings, metric=metric, geodesic="first", rho=settings.radii[:1], baselines=())
-        chart, runs = Chart(self.borrowed, SymmetryMap(), plain.geometry), _Runs()
-        for index in range(len(self.batches)):
-            self._batch(chart, index, plain, runs, "baseline")
-        return mean_with_error(runs.values[plain.radii[0]])[0]
+
+def _plain(settings: Settings, metric: str) -> Settings:
+    """The same ascent under another metric, at the first radius."""
+    return replace(settings, metric=metric, geodesic="first", rho=settings.radii[:1], baselines=())
 
 
 def _curve_point(rho: float, values: Sequence[float], check: Reproducible | None) -> CurvePoint:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_geosharp.errors import ModelError
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
 from hf_geosharp.symmetry.inputs import call
 
 Batch = Mapping[str, Any]
@@ -76,7 +79,8 @@ class Reach:
 class Objective:
     """Loss of a batch under a model, as a mean over its samples or tokens, in micro-batches if asked.
 
-    Counts its passes: ``forwards`` and ``backwards`` over the whole batch.
+    In a world of several ranks each of them takes a part of the samples; losses and gradients are summed, and all
+    ranks get the same. Counts its passes: ``forwards`` and ``backwards`` over the whole batch.
     """
 
     def __init__(
@@ -85,37 +89,62 @@ class Objective:
         batch: Batch,
         loss: Loss | None = None,
         weight: Weight | None = None,
-        micro_batch: int | None = None,
+        micro_batch: MicroBatch | int | None = None,
+        world: World | None = None,
     ) -> None:
         self.model, self.loss = model, loss or own_loss
-        device = next(model.parameters()).device
-        self.batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-        n = samples(batch)
-        size = n if micro_batch is None else micro_batch
-        self._spans: Sequence[tuple[int, int]] = [(i, min(i + size, n)) for i in range(0, n, size)]
         self._weight: Weight = weight or (lambda b: float(samples(b)))
+        self._micro = micro_batch if isinstance(micro_batch, MicroBatch) else MicroBatch(micro_batch)
+        self._world = world or World()
+        self._total = self._weight(batch)
+        n = samples(batch)
+        start, stop = self._world.span(n)
+        own = batch if stop - start == n else rows(batch, start, stop)
+        device = next(model.parameters()).device
+        self.batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in own.items()}
+        self._samples = stop - start
         self.forwards = self.backwards = 0
 
     def _pieces(self) -> Iterator[tuple[dict[str, Any], float]]:
-        if len(self._spans) == 1:
+        size = self._micro.size(self._samples)
+        if self._world.size == 1 and size == self._samples:
             yield dict(self.batch), 1.0
             return
-        total = self._weight(self.batch)
-        for start, stop in self._spans:
-            piece = rows(self.batch, start, stop)
+        for start in range(0, self._samples, max(size, 1)):
+            piece = rows(self.batch, start, min(start + size, self._samples))
             if weight := self._weight(piece):
-                yield piece, weight / total
+                yield piece, weight / self._total
 
     def evaluate(self, gradient: bool) -> float:
         """The loss; with ``gradient`` the parameters' ``.grad`` hold its gradient afterwards (fresh, not added).
 
         Raises:
-            ModelError: the model returns no loss, or one that does not depend on its parameters.
+            ModelError: the model returns no loss, or one that does not depend on its parameters; out of memory with
+                a single sample at a time.
         """
-        value = 0.0
+        while True:
+            try:
+                value = self._own_part(gradient)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not self._micro.adapts or not is_out_of_memory(error):
+                    raise
+            # Out here, where the error no longer holds on to what the pass had computed.
+            self._clear()
+            self._micro.halve(self._samples)
+        if self._world.size > 1:
+            value = self._world.sum(value)
+            if gradient:
+                self._world.add_(self._gradients())
+        self.forwards += 1
+        self.backwards += gradient
+        return value
+
+    def _own_part(self, gradient: bool) -> float:
+        """This rank's part of the loss, and of its gradient."""
+        parts = []
         if gradient:
-            for p in self.model.parameters():
-                p.grad = None
+            self._clear()
         with torch.set_grad_enabled(gradient):
             for piece, share in self._pieces():
                 loss = self.loss(call(self.model, piece), piece).mean()
@@ -123,7 +152,19 @@ class Objective:
                     if not loss.requires_grad:
                         raise ModelError("the loss does not depend on the model's parameters; is it detached?")
                     (loss * share).backward()
-                value += float(loss.detach()) * share
-        self.forwards += 1
-        self.backwards += gradient
-        return value
+                parts.append(float(loss.detach()) * share)
+        # fsum cannot add what is not finite.
+        return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
+
+    def _clear(self) -> None:
+        for p in self.model.parameters():
+            p.grad = None
+
+    def _gradients(self) -> list[Tensor]:
+        """One for each parameter on every rank, whether its samples touch the parameter or not."""
+        found = []
+        for p in self.model.parameters():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            found.append(p.grad)
+        return found

@@ -19,7 +19,10 @@ class BatchScore:
     """One batch of samples, that is one ball.
 
     ``value`` is the rise of the loss inside the ball (nats, never negative for the worst case), ``steps`` the ascent
-    steps taken, ``converged`` whether the last quarter of them raised the value by less than one per cent.
+    steps taken, ``converged`` whether the ascent stopped by its own rule or the last quarter of the steps raised the
+    value by less than one per cent. ``passes`` counts forward passes at this radius, that at the start included where
+    it was taken for it; all but one at most have a backward pass. ``stopped`` is "converged" or "budget": why the
+    ascent ended.
     """
 
     index: int
@@ -27,6 +30,8 @@ class BatchScore:
     value: float
     steps: int
     converged: bool
+    passes: int | None = None
+    stopped: str = "budget"
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class SharpnessResult:
     """A score with everything needed to judge and repeat it.
 
     ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius asked for; ``curve`` has all),
-    ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average".
+    ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average", ``ascent``
+    "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
     perturbation lies, per pair site and per remaining parameter (the shares add up to 1).
     """
@@ -116,6 +122,7 @@ class SharpnessResult:
     data: dict[str, Any]
     versions: dict[str, str]
     warnings: list[str] = field(default_factory=list)
+    ascent: str = "apgd"
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +147,8 @@ class SharpnessResult:
         if data.get("schema") != SCHEMA:
             raise DataError(f"this result has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         fields = {f.name for f in dataclasses.fields(cls)}
-        unknown, missing = set(data) - fields, fields - set(data)
+        # Results without the name of the ascent are from when there was one.
+        unknown, missing = set(data) - fields, fields - set(data) - {"ascent"}
         if unknown or missing:
             raise DataError(f"not a result: unknown keys {sorted(unknown)}, missing keys {sorted(missing)}")
         values = dict(data)

@@ -231,6 +231,9 @@ def _declared_pairs(
         for kind, candidates in site.candidates.items():
             if any(name in taken for name in candidates[0].parameters):
                 continue
+            if not trials.called(site.module):
+                found.unrecognised.append(f"{site.module}.{kind}: not called on the example batch")
+                continue
             for pair in candidates:
                 if trials.holds(pair, site.module):
                     yield replace(pair, name=found.names(site.module, kind))

@@ -168,6 +168,10 @@ class Trials:
         self._failed: dict[object, int] = {}
         self._twin: tuple[str, LocalTwin] | None = None
 
+    def called(self, scope: str) -> bool:
+        """Whether the module has run, so that it can be replayed."""
+        return scope in self._calls
+
     def holds(self, symmetry: Symmetry, scope: str) -> bool:
         """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision."""
         module = self._modules[scope]

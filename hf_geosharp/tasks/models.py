@@ -86,6 +86,8 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise UsageError(f"The dtype {dtype!r} cannot be used: a score is taken in {' or '.join(DTYPES)}.")
+    import transformers
+
     target = _device(device)
     source = find_source(model_id, revision, token)
     raw, source = _read_config(source)
@@ -94,17 +96,166 @@ def load_model(
     with quiet_transformers():
         config = _load_config(source, trust_remote_code)
         _refuse_quantised(source, getattr(config, "__dict__", {}))
-        model, missing = _load_weights(source, config, chosen, dtype, trust_remote_code, allow_missing)
-        processor, reason = _load_processor(source, chosen, trust_remote_code)
+        loader = getattr(transformers, chosen.auto_class)
+        model, missing, _ = _load_weights(source, config, loader, dtype, trust_remote_code, allow_missing)
     model.eval()
     model.to(target)
-    if chosen.modality == "text" and processor is not None:
+    return _with_processor(
+        source, model, chosen, _identity(source, raw, model, chosen, dtype, missing), trust_remote_code
+    )
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model of whatever class its config names, which need not do a task that can be scored.
+
+    Attributes:
+        model: The model, in eval mode, in the asked dtype, on the asked device.
+        task: What it does, if that is one of ours.
+        identity: What was loaded or built, for the result (JSON-able).
+        unexpected: Weights of the checkpoint that the model has no place for.
+        source, trust_remote_code: Where its processor comes from, and whether code from there may run.
+    """
+
+    model: torch.nn.Module
+    task: Task | None
+    identity: dict[str, Any]
+    unexpected: tuple[str, ...]
+    source: Source
+    trust_remote_code: bool
+
+    def for_data(self) -> LoadedModel:
+        """The same with the processor that data need.
+
+        Raises:
+            UsageError: It does none of the tasks whose data can be read.
+        """
+        if self.task is None:
+            raise UsageError(
+                f"{self.source.id} is a {type(self.model).__name__}, which does none of the tasks whose data can be "
+                f"read: {task_names()}."
+            )
+        return _with_processor(self.source, self.model, self.task, self.identity, self.trust_remote_code)
+
+
+def load_network(
+    model_id: str | os.PathLike[str],
+    *,
+    task: str = "auto",
+    random_init: bool = False,
+    seed: int = 0,
+    revision: str | None = None,
+    token: str | None = None,
+    trust_remote_code: bool = False,
+    dtype: str = "float32",
+    device: str = "auto",
+    allow_missing: bool = False,
+) -> Network:
+    """Loads a model of any class, or builds it from its config alone.
+
+    The class is that of ``task``; without one what the config names (``architectures``); else the one of AutoModel.
+
+    Args:
+        model_id: A folder (with nothing but config.json for ``random_init``), or the id of a model on the Hub.
+        task: A task's name, or ``"auto"``.
+        random_init: Whether to build it with random weights, which takes no checkpoint. Biases and norms get random
+            values too: as they are initialised (zeros, ones) they look symmetric where they are not.
+        seed: Of the random weights.
+        revision, token, trust_remote_code, dtype, device, allow_missing: As for `load_model`.
+
+    Raises:
+        GeosharpError: As for `load_model`; ModelError where the config belongs to no class of models.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"The dtype {dtype!r} cannot be used: it is {' or '.join(DTYPES)}.")
+    target = _device(device)
+    source = find_source(model_id, revision, token)
+    raw, source = _read_config(source)
+    chosen = find_task(task) if task != "auto" else _task_of_config(raw)
+    with quiet_transformers():
+        config = _load_config(source, trust_remote_code)
+        loader = _loader(source, raw, config, chosen if task != "auto" else None)
+        missing: list[str] = []
+        unexpected: list[str] = []
+        if random_init:
+            model = _build(source, config, loader, seed, dtype, trust_remote_code)
+        else:
+            _refuse_quantised(source, raw)
+            _refuse_quantised(source, getattr(config, "__dict__", {}))
+            model, missing, unexpected = _load_weights(source, config, loader, dtype, trust_remote_code, allow_missing)
+    model.eval()
+    model.to(target)
+    identity = _identity(source, raw, model, chosen, dtype, missing)
+    if random_init:
+        identity |= {"checkpoint_dtype": None, "random_init": True, "seed": seed}
+    return Network(model, chosen, identity, tuple(unexpected), source, trust_remote_code)
+
+
+def _task_of_config(raw: Mapping[str, Any]) -> Task | None:
+    architectures = raw.get("architectures") or []
+    return (task_of(architectures[0]) if architectures else None) or _task_of_remote_code(raw)
+
+
+def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | None) -> Any:
+    """The class of transformers that makes the model."""
+    import transformers
+
+    architecture = next(iter(raw.get("architectures") or ()), "")
+    named = getattr(transformers, architecture, None) if architecture and task is None else None
+    if named is not None and hasattr(named, "from_pretrained"):
+        return named
+    # Code of the repository's own is reached through the auto class that its config names for it.
+    own = {auto: str(reference).rpartition(".")[2] for auto, reference in (raw.get("auto_map") or {}).items()}
+    for auto, name in own.items():
+        if task is None and name == architecture and hasattr(transformers, auto):
+            return getattr(transformers, auto)
+    auto, mapping = (task.auto_class, task.mapping) if task is not None else ("AutoModel", "MODEL_MAPPING_NAMES")
+    # Asked here, for transformers' own answer takes ten seconds and lists every model there is.
+    if auto not in own and type(config) not in getattr(transformers, mapping.removesuffix("_NAMES")):
+        kind = f" for {task.name}" if task is not None else ""
+        raise ModelError(
+            f"{source.id}: transformers has no model{kind} that takes a {type(config).__name__}. Pass another --task, "
+            "or name the model's class in architectures of its config.json."
+        )
+    return getattr(transformers, auto)
+
+
+def _build(source: Source, config: Any, loader: Any, seed: int, dtype: str, trust_remote_code: bool) -> Any:
+    """A model with random weights."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            if hasattr(loader, "from_config"):
+                model = loader.from_config(config, trust_remote_code=trust_remote_code)
+            else:
+                model = loader(config)
+        except Exception as error:
+            if not trust_remote_code and "trust_remote_code" in str(error):
+                raise _needs_code(source) from error
+            raise ModelError(
+                f"{source.id} cannot be built from its config.json: {type(error).__name__}: {str(error).strip()}"
+            ) from error
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 1 and parameter.is_floating_point():
+                    parameter.add_(0.1 * torch.randn(parameter.shape).to(parameter))
+    return model.to(getattr(torch, dtype))
+
+
+def _with_processor(
+    source: Source, model: Any, task: Task, identity: dict[str, Any], trust_remote_code: bool
+) -> LoadedModel:
+    with quiet_transformers():
+        processor, reason = _load_processor(source, task, trust_remote_code)
+    if task.modality == "text" and processor is not None:
         _set_pad_token(source, model, processor)
     return LoadedModel(
         model=model,
         processor=processor,
-        task=chosen,
-        identity=_identity(source, raw, model, chosen, dtype, missing),
+        task=task,
+        identity=identity,
         card=_read_card(source),
         processor_error=reason,
     )
@@ -186,17 +337,17 @@ def _load_config(source: Source, trust_remote_code: bool) -> Any:
         # Always said explicitly: None would ask the user on the terminal.
         return AutoConfig.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.options())
     except Exception as error:
-        raise _load_error(source, error, trust_remote_code) from error
+        raise _load_error(source, error, trust_remote_code, weights=False) from error
 
 
 def _load_weights(
-    source: Source, config: Any, task: Task, dtype: str, trust_remote_code: bool, allow_missing: bool
-) -> tuple[Any, list[str]]:
+    source: Source, config: Any, loader: Any, dtype: str, trust_remote_code: bool, allow_missing: bool
+) -> tuple[Any, list[str], list[str]]:
+    """The model, the weights that the checkpoint lacks, and those that the model has no place for."""
     import torch
-    import transformers
 
     try:
-        model, report = getattr(transformers, task.auto_class).from_pretrained(
+        model, report = loader.from_pretrained(
             source.place,
             config=config,
             dtype=getattr(torch, dtype),
@@ -216,14 +367,16 @@ def _load_weights(
         )
     if report.get("error_msgs"):
         raise ModelError(f"{source.id}: weights do not load: {'; '.join(map(str, report['error_msgs']))}.")
-    missing = sorted(report["missing_keys"])
+    missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
     if missing:
-        _missing(source, missing, type(model).__name__, allow_missing)
-    return model, missing
+        _missing(source, missing, unexpected, type(model).__name__, allow_missing)
+    return model, missing, unexpected
 
 
-def _missing(source: Source, missing: list[str], name: str, allowed: bool) -> None:
+def _missing(source: Source, missing: list[str], unexpected: list[str], name: str, allowed: bool) -> None:
     text = f"{source.id}: the checkpoint lacks {len(missing)} weights of {name}: {_some(missing)}."
+    if unexpected:
+        text += f" It has {len(unexpected)} that {name} has no place for: {_some(unexpected)}."
     if not allowed:
         raise ModelError(
             f"{text} They would be random numbers. Pass the fine-tuned model, or the --task that the checkpoint was "
@@ -232,19 +385,24 @@ def _missing(source: Source, missing: list[str], name: str, allowed: bool) -> No
     warnings.warn(f"{text} They are random numbers.", GeosharpWarning, stacklevel=4)
 
 
-def _load_error(source: Source, error: Exception, trusted: bool) -> GeosharpError:
+def _needs_code(source: Source) -> ModelError:
+    return ModelError(
+        f"{source.id} needs Python code from its own repository. Read that code; if you trust it, "
+        "pass --trust-remote-code."
+    )
+
+
+def _load_error(source: Source, error: Exception, trusted: bool, *, weights: bool = True) -> GeosharpError:
+    """What to tell of a failure to load; ``weights`` says whether weights were needed at all."""
     if isinstance(error, GeosharpError):
         return error
     if not trusted and "trust_remote_code" in str(error):
-        return ModelError(
-            f"{source.id} needs Python code from its own repository. Read that code; if you trust it, "
-            "pass --trust-remote-code."
-        )
+        return _needs_code(source)
     if source.folder is None and is_hub_failure(error):
         return hub_error(error, f"model {source.id!r}")
     text = str(error).strip()
     try:
-        found = any(fetch(source, name) is not None for name in _WEIGHT_FILES)
+        found = not weights or any(fetch(source, name) is not None for name in _WEIGHT_FILES)
     except HubError as unreachable:
         # transformers takes weights that it cannot reach for weights that are not there.
         return unreachable
@@ -284,13 +442,13 @@ def _set_pad_token(source: Source, model: Any, tokenizer: Any) -> None:
 
 
 def _identity(
-    source: Source, raw: Mapping[str, Any], model: Any, task: Task, dtype: str, missing: list[str]
+    source: Source, raw: Mapping[str, Any], model: Any, task: Task | None, dtype: str, missing: list[str]
 ) -> dict[str, Any]:
     identity = {
         "id": source.id,
         "revision": source.revision,
         "class": type(model).__name__,
-        "task": task.name,
+        "task": task.name if task else None,
         "checkpoint_dtype": raw.get("dtype") or raw.get("torch_dtype"),
         "dtype": dtype,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

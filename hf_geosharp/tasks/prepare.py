@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import UsageError
-from hf_geosharp.tasks.batches import make_batches
+from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
 from hf_geosharp.tasks.kinds import Task
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
-from hf_geosharp.tasks.models import load_model
+from hf_geosharp.tasks.models import LoadedModel, load_model
 
 if TYPE_CHECKING:
     import torch
@@ -86,21 +86,68 @@ def prepare(
         device=device,
         allow_missing=allow_missing,
     )
-    dataset, identity = load_data(
-        data, config=data_config, split=split, task=loaded.task, token=token, card=loaded.card
-    )
-    batches, how = make_batches(
-        dataset,
+    return prepare_loaded(
         loaded,
+        data=data,
+        data_config=data_config,
+        split=split,
         samples=samples,
         batch_size=batch_size,
         seed=seed,
+        token=token,
         columns=columns,
         label_map=label_map,
+        labels=labels,
         max_length=max_length,
         mlm_probability=mlm_probability,
-        with_labels=labels == "data",
     )
+
+
+def prepare_loaded(
+    loaded: LoadedModel,
+    *,
+    data: Any = None,
+    data_config: str | None = None,
+    split: str | None = None,
+    samples: int = 1024,
+    batch_size: int = 128,
+    seed: int = 0,
+    token: str | None = None,
+    columns: Columns | None = None,
+    label_map: Mapping[str, Any] | None = None,
+    labels: str = "data",
+    max_length: int | None = None,
+    mlm_probability: float = 0.15,
+) -> Prepared:
+    """The same for a model that is loaded already, so that it can be scored on several data.
+
+    ``data`` may also be what `batches_from` takes: a ``datasets.Dataset``, a DataLoader, or batches.
+
+    Raises:
+        GeosharpError: See `prepare`; UsageError also for a configuration or a split of data that are in memory.
+    """
+    if labels not in LABELS:
+        raise UsageError(f"There is no --labels {labels!r}: it is {' or '.join(LABELS)}.")
+    options: dict[str, Any] = {
+        "samples": samples,
+        "batch_size": batch_size,
+        "seed": seed,
+        "columns": columns,
+        "label_map": label_map,
+        "max_length": max_length,
+        "mlm_probability": mlm_probability,
+        "with_labels": labels == "data",
+    }
+    if data is None or isinstance(data, (str, os.PathLike)):
+        dataset, identity = load_data(
+            data, config=data_config, split=split, task=loaded.task, token=token, card=loaded.card
+        )
+        batches, how = make_batches(dataset, loaded, **options)
+    elif data_config is not None or split is not None:
+        raise UsageError("A configuration and a split can be chosen of data that are named, not of data in memory.")
+    else:
+        identity = {}
+        batches, how = batches_from(data, loaded.model, processor=loaded.processor, task=loaded.task, **options)
     if labels == "model":
         batches = attach_model_targets(loaded.model, batches, loaded.task)
     return Prepared(

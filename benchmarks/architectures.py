@@ -1,0 +1,295 @@
+"""What is found on every model type that transformers can build: ``python benchmarks/architectures.py``.
+
+For each type a tiny model with random parameters is built (``tiny.py``), run on made-up inputs, searched for symmetries,
+and everything found is proved on other inputs. Each type has its own limits of time and memory; results are kept, so
+that a run that was stopped goes on (``--again`` forgets them). Writes ``data/architectures.json`` and
+``ARCHITECTURES.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+CACHE = HERE.parent / "build" / "architectures.jsonl"
+DATA = HERE / "data" / "architectures.json"
+PAGE = HERE / "ARCHITECTURES.md"
+
+CPU_SECONDS, WALL_SECONDS, MEMORY = 60, 400, 12 << 30
+"""Limits of one type: what it may compute, how long it may take, how much memory its process may have."""
+
+CHUNK = 40
+"""Types that one process does in turn; it is begun anew after a crash."""
+
+TOKENS = (19, 23)
+"""Lengths of the sequences to find with and to prove on: more than twice a head."""
+
+STATUS = ("found", "partly", "nothing", "no attention", "does not run", "not buildable", "failed")
+
+Record = dict[str, Any]
+
+
+class OutOfTime(BaseException):
+    """The limit of one type is reached. No Exception, so that nobody takes it for one of the model's own."""
+
+
+# -------------------------------------------------------------------------------------------------------------- one type
+
+
+def examine(model_type: str) -> Record:
+    """Builds, runs, finds and proves; the record says how far that went."""
+    from benchmarks import tiny
+    from hf_geosharp.symmetry.find import find_symmetries
+    from hf_geosharp.symmetry.inputs import synthetic
+    from hf_geosharp.symmetry.verify import verify
+
+    record: Record = {"type": model_type}
+    stage = "not buildable"
+    try:
+        model = tiny.build(model_type)
+        record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+        stage = "does not run"
+        try:
+            batches = [synthetic(model, seed=s, tokens=n) for s, n in enumerate(TOKENS)]
+        except ValueError:  # some code is for single precision only
+            model.float()
+            record["dtype"] = "float32"
+            batches = [synthetic(model, seed=s, tokens=n) for s, n in enumerate(TOKENS)]
+        record["inputs"] = {k: list(v.shape) for k, v in batches[0].items()}
+        attentions = attention_modules(model, batches[0])
+        record["attentions"] = len(attentions)
+        stage = "failed"
+        begin = time.process_time()
+        found = find_symmetries(model, batches[0])
+        record["find_seconds"] = round(time.process_time() - begin, 2)
+        proof = verify(model, found, batches)
+        record["verify_seconds"] = round(time.process_time() - begin - record["find_seconds"], 2)
+        record |= {"deviation": proof.deviation, "control": proof.control}
+        record |= account(proof.map, attentions)
+        record["refuted"] = list(proof.map.dropped[len(found.dropped) :])
+        record["dropped"] = list(found.dropped)
+        record["unrecognised"] = list(found.unrecognised)
+    except (Exception, OutOfTime) as error:
+        where = traceback.extract_tb(error.__traceback__)
+        ours = [f for f in where if "hf_geosharp" in f.filename] or where
+        record |= {
+            "status": stage,
+            "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            "at": [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in (ours[-1], where[-1])],
+        }
+    return record
+
+
+def attention_modules(model: Any, batch: Any) -> list[str]:
+    """Modules that call a softmax of attention themselves (or leave it to the fused function), by name."""
+    import torch
+    import torch.nn.functional as F
+    from torch.overrides import TorchFunctionMode
+
+    from hf_geosharp.symmetry.inputs import call
+
+    names = {m: n for n, m in model.named_modules()}
+    scope: list[str] = []
+    found: dict[str, None] = {}
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            fused = func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+            plain = func in (F.softmax, torch.softmax, torch.Tensor.softmax)
+            path = next((s for s in reversed(scope) if not s.endswith(("softmax", "dropout"))), "")
+            if fused or (plain and (args[0].ndim >= 4 or (args[0].ndim == 3 and "att" in path.lower()))):
+                found.setdefault(path)
+            return func(*args, **(kwargs or {}))
+
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(lambda m, _: scope.append(names[m])))
+        handles.append(module.register_forward_hook(lambda m, *_: scope.pop() and None, always_call=True))
+    try:
+        with torch.no_grad(), Watch():
+            call(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(found)
+
+
+def account(symmetries: Any, attentions: list[str]) -> Record:
+    """Dimensions by kind and group, and on how many attention modules each kind was found."""
+    dimensions: Counter[str] = Counter()
+    groups: dict[str, dict[str, int]] = {}
+    for s in symmetries.symmetries:
+        dimensions[s.kind] += s.dimension
+    modules: dict[str, set[str]] = {"qk": set(), "vo": set()}
+    for p in symmetries.pairs:
+        groups.setdefault(p.kind, {})
+        groups[p.kind][p.group.name] = groups[p.kind].get(p.group.name, 0) + p.copies
+        if p.kind in modules:
+            modules[p.kind] |= {a for a in attentions if _same_place(a, p)}
+    have = {k: len(v) for k, v in modules.items()}
+    if not attentions:
+        status = "no attention"
+    elif all(n == len(attentions) for n in have.values()):
+        status = "found"
+    else:
+        status = "partly" if any(have.values()) else "nothing"
+    return {"status": status, "dimensions": dict(dimensions), "groups": groups, "with": have}
+
+
+def _same_place(attention: str, pair: Any) -> bool:
+    """Whether a pair belongs to an attention module: in it, around it, or next to it with a parameter in it."""
+    places = [pair.module, *(p.rpartition(".")[0] for p in pair.parameters)]
+    return any(p == attention or p.startswith(f"{attention}.") for p in places) or attention.startswith(f"{pair.module}.")
+
+
+def work(types: list[str], out: Path) -> None:
+    """Examines types in this process, one record a line."""
+    import torch
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+    def out_of_time(*_: Any) -> None:
+        raise OutOfTime(f"more than {CPU_SECONDS} s of CPU time")
+
+    signal.signal(signal.SIGPROF, out_of_time)
+    with out.open("a") as lines:
+        for model_type in types:
+            print(json.dumps({"type": model_type, "status": "started"}), file=lines, flush=True)
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS, 5)
+            try:
+                record = examine(model_type)
+            except OutOfTime as error:  # between the lines that catch it
+                record = {"type": model_type, "status": "failed", "reason": str(error)}
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+            print(json.dumps(record), file=lines, flush=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- all types
+
+
+def results(cache: Path) -> dict[str, Record]:
+    """The last record of each type."""
+    if not cache.exists():
+        return {}
+    return {r["type"]: r for r in map(json.loads, cache.read_text().splitlines())}
+
+
+def run(types: list[str], cache: Path) -> None:
+    """Examines types in processes of their own, whatever happens to one of them."""
+    left = list(types)
+    while left:
+        command = [sys.executable, __file__, "--work", ",".join(left[:CHUNK]), "--cache", str(cache)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        moved = time.monotonic()
+        seen: list[Any] = []
+        while process.poll() is None:
+            time.sleep(0.5)
+            now = [results(cache).get(t) for t in left[:CHUNK]]
+            if now != seen:
+                seen, moved = now, time.monotonic()
+            elif time.monotonic() - moved > WALL_SECONDS:
+                process.kill()
+                process.wait()
+        done = results(cache)
+        for t in left[:CHUNK]:
+            if done.get(t, {}).get("status") == "started":
+                how = f"its process ended with {process.returncode}"
+                with cache.open("a") as lines:
+                    print(json.dumps({"type": t, "status": "failed", "reason": how}), file=lines, flush=True)
+        left = [t for t in left if results(cache).get(t, {}).get("status", "started") == "started"]
+
+
+def every_type() -> list[str]:
+    from transformers import CONFIG_MAPPING
+
+    return list(CONFIG_MAPPING.keys())
+
+
+def page(records: list[Record]) -> str:
+    """The table as a page."""
+    counts = Counter(r["status"] for r in records)
+    refuted = sum(bool(r.get("refuted")) for r in records)
+    lines = [
+        "# Architectures",
+        "",
+        "Made by `python benchmarks/architectures.py`: for every model type of transformers a tiny model with random",
+        "parameters, what was found on it, and the proof. *found*: query/key and value/output of every attention module.",
+        "Dimensions are those of the groups over the whole model; *other* counts biases, norms, MLPs and the rest.",
+        "",
+        f"{len(records)} types: " + ", ".join(f"{counts[s]} {s}" for s in STATUS if counts[s]) + ".",
+        f"Types with a claim that the proof refuted (and so was not made): {refuted}.",
+        "",
+        "| type | status | attentions | qk | vo | other | deviation | control | s |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for r in sorted(records, key=lambda r: (STATUS.index(r["status"]), r["type"])):
+        if r["status"] not in STATUS[:4]:
+            continue
+        d = dict(r["dimensions"])
+        qk, vo = d.pop("qk", 0), d.pop("vo", 0)
+        evidence = [f"{r[k]:.0e}" if r.get(k) is not None else "" for k in ("deviation", "control")]
+        cells = [r["type"], r["status"], r["attentions"], qk, vo, sum(d.values()), *evidence, r["find_seconds"]]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    for status in STATUS[4:]:
+        those = sorted((r for r in records if r["status"] == status), key=lambda r: r["type"])
+        if those:
+            lines += ["", f"## {status[0].upper()}{status[1:]}", ""]
+            lines += [f"- {r['type']}: {re.sub(r'[|`*<>]', ' ', r.get('reason', ''))[:160]}" for r in those]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="types, separated by commas")
+    parser.add_argument("--limit", type=int, help="at most so many types that are not done yet")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="forget earlier results of these types")
+    parser.add_argument("--again-status", help="forget those that ended like this, e.g. failed")
+    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.cache.parent.mkdir(parents=True, exist_ok=True)
+    if options.work:
+        return work(options.work.split(","), options.cache)
+    types = options.only.split(",") if options.only else every_type()
+    done = results(options.cache)
+    forget = set(types) if options.again else {t for t, r in done.items() if r["status"] == options.again_status}
+    if forget & set(done):
+        kept = [r for t, r in done.items() if t not in forget]
+        options.cache.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        done = results(options.cache)
+    left = [t for t in types if done.get(t, {}).get("status", "started") == "started"][: options.limit]
+    with ThreadPoolExecutor(options.workers) as pool:
+        list(pool.map(lambda i: run(left[i :: options.workers], options.cache), range(options.workers)))
+    records = [r for r in results(options.cache).values() if r["status"] != "started"]
+    if not options.only and not options.limit:
+        DATA.write_text(json.dumps(sorted(records, key=lambda r: r["type"]), indent=1) + "\n")
+        PAGE.write_text(page(records))
+    for status, n in Counter(r["status"] for r in records).most_common():
+        print(f"{n:5} {status}")
+
+
+if __name__ == "__main__":
+    main()

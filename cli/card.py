@@ -1,0 +1,262 @@
+"""``hf-geosharp card``: a score into a model card, on disk or on the Hub."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from hf_geosharp import demos
+from hf_geosharp.cli import cards, libraries
+from hf_geosharp.cli.errors import is_debug, say
+from hf_geosharp.cli.options import debug_option, quiet_option, score_options
+from hf_geosharp.errors import GeosharpError, UsageError
+
+if TYPE_CHECKING:
+    from hf_geosharp.cards.push import Pushed
+    from hf_geosharp.sharpness.result import SharpnessResult
+
+PICTURE = "geodesic-sharpness.png"
+
+# Options of a score that also say where the card is.
+_OF_PLACE = {"revision", "token"}
+
+
+@click.command("card", short_help="Put a score into a model card.")
+@click.argument("target", metavar="MODEL_OR_README")
+@click.option(
+    "--result",
+    "result_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take the score from this JSON file, which --json wrote, instead of computing it.",
+)
+@click.option("--remove", is_flag=True, help="Take the score and its section out of the card.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--to", metavar="FILE|-", help="Write the card to FILE, or print it, and leave the original as it is.")
+@click.option("--plot", is_flag=True, help=f"Draw the curve into {PICTURE} beside the card and show it there.")
+@click.option("--push", is_flag=True, help="Commit the card to the Hub; without it a card of the Hub is only compared.")
+@click.option(
+    "--create-pr/--no-create-pr",
+    default=None,
+    help="With --push: open a pull request, or do not.  [default: where you have no write access]",
+)
+@click.option("--commit-message", metavar="TEXT", help="With --push: message of the commit, title of the pull request.")
+@score_options
+@quiet_option
+@debug_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    target: str,
+    result_file: Path | None,
+    remove: bool,
+    dry_run: bool,
+    to: str | None,
+    plot: bool,
+    push: bool,
+    create_pr: bool | None,
+    commit_message: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Put the score of a model into its card: metadata (model-index) and a section of the text.
+
+    MODEL_OR_README is a README.md, a model's folder, a Hub id, or a shipped demo (demo:NAME). The score is computed
+    with the options of 'hf-geosharp score', or read with --result. All else in the card stays byte for byte. A card
+    that cannot be changed safely is left as it is (exit code 5), and what to paste into it is printed.
+    """
+    from hf_geosharp.cards.push import is_first_rank
+
+    _check_options(ctx, result_file=result_file, remove=remove, plot=plot, push=push, to=to, dry_run=dry_run)
+    libraries.hush(debug=is_debug(ctx), bars=False)
+    place = _find(target, options["revision"], options["token"])
+    if push and place.hub is None:
+        raise UsageError(f"--push needs the id of a model on the Hub, and {target} is none")
+    before = place.read()
+    edit = _editor(ctx, place, before, remove=remove, plot=plot, result_file=result_file, quiet=quiet, options=options)
+    if push and not dry_run:
+        assert place.hub is not None
+        _report(place.hub.push(edit, create_pr=create_pr, title=commit_message or _title(remove)), quiet)
+        return
+    after = edit(before)
+    if not is_first_rank():
+        return
+    if to is not None:
+        _write_out(to, after)
+    elif dry_run or place.hub is not None:
+        _show_changes(before, after, quiet, dry_run=dry_run)
+    elif place.file is None:
+        _write_out("-", after)
+    else:
+        cards.write_card(place.file, before, after, quiet)
+
+
+def _check_options(ctx: click.Context, **given: Any) -> None:
+    conflicts = [
+        ("--remove", "--result", given["remove"] and given["result_file"] is not None),
+        ("--remove", "--plot", given["remove"] and given["plot"]),
+        # The Hub gets the card and nothing else, so a picture would be missing there.
+        ("--push", "--plot", given["push"] and given["plot"]),
+        ("--push", "--to", given["push"] and given["to"] is not None),
+        ("--dry-run", "--to", given["dry_run"] and given["to"] is not None),
+    ]
+    for one, other, both in conflicts:
+        if both:
+            raise click.UsageError(f"{one} and {other} do not go together")
+    of_push = [
+        name
+        for name in ("create_pr", "commit_message")
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE and not given["push"]
+    ]
+    if of_push:
+        raise click.UsageError(f"--{of_push[0].replace('_', '-')} needs --push")
+    if given["result_file"] is None and not given["remove"]:
+        return
+    for name in _score_option_names(ctx):
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            what = "--remove" if given["remove"] else "--result"
+            raise click.UsageError(f"--{name.replace('_', '-')} is for taking a score, and {what} takes none")
+
+
+def _score_option_names(ctx: click.Context) -> list[str]:
+    from hf_geosharp.cli.score import command as score
+
+    names = {parameter.name for parameter in score.params} & set(ctx.params)
+    return sorted(name for name in names if name and name not in _OF_PLACE | {"quiet", "model"})
+
+
+def _find(target: str, revision: str | None, token: str | None) -> cards.Place:
+    if target.startswith(demos.PREFIX):
+        name, twin = demos.base_name(target)
+        return cards.Place(name=name + demos.TWIN * twin, model=target, demo=demos.path(name) / "README.md")
+    local = cards.find_local(target)
+    if local is not None:
+        return local
+    from hf_geosharp.cards.push import Hub
+
+    return cards.Place(name=target, model=target, hub=Hub(target, revision=revision, token=token))
+
+
+def _editor(
+    ctx: click.Context,
+    place: cards.Place,
+    before: bytes | None,
+    *,
+    remove: bool,
+    plot: bool,
+    result_file: Path | None,
+    quiet: bool,
+    options: dict[str, Any],
+) -> Callable[[bytes | None], bytes]:
+    """The change of the card; a score is taken before, once the card is known to take one."""
+    from hf_geosharp.cards import card
+
+    if remove:
+        if before is None:
+            raise GeosharpError(f"{place.name} has no card, so there is no score to remove")
+        return lambda content: card.remove(content or b"")
+    if plot:
+        from hf_geosharp import plots
+
+        plots.require()
+    if result_file is not None:
+        result = _read(result_file, place)
+    else:
+        if before is not None:
+            card.check(before)
+        result = _score(ctx, place, options, quiet)
+    picture = _draw(ctx, place, result) if plot else None
+    return lambda content: cards.merged(content, result, place.name, picture)
+
+
+def _read(path: Path, place: cards.Place) -> SharpnessResult:
+    from hf_geosharp.cards.entry import public_name
+    from hf_geosharp.cards.reading import read_result
+
+    result = read_result(path)
+    scored = public_name(result.model).rpartition("/")[2].removeprefix(demos.PREFIX)
+    if scored and scored.lower() != place.name.rpartition("/")[2].lower():
+        say(f"warning: the score is of {scored}, the card of {place.name}")
+    return result
+
+
+def _score(ctx: click.Context, place: cards.Place, options: dict[str, Any], quiet: bool) -> SharpnessResult:
+    from hf_geosharp.cli.score import take_score
+
+    if place.model is None:
+        raise UsageError(
+            f"there is no model beside {place.file} (no config.json): pass its score with --result FILE, which "
+            "'hf-geosharp score MODEL --json FILE' writes"
+        )
+    return take_score(place.model, options, quiet=quiet, debug=is_debug(ctx))
+
+
+def _draw(ctx: click.Context, place: cards.Place, result: SharpnessResult) -> str:
+    """Writes the picture beside the card (or, of a dry run, nothing) and gives its name."""
+    from hf_geosharp import plots
+    from hf_geosharp.cards import entry, files
+    from hf_geosharp.cards.push import is_first_rank
+
+    to = ctx.params["to"]
+    card = place.file if to is None else Path(to)
+    if ctx.params["dry_run"] or card is None or to == "-" or not is_first_rank():
+        return PICTURE
+    kind = entry.METRIC_TYPES[result.metric]
+    path = card.parent / PICTURE
+    files.write(path, plots.curve(result, f"{entry.TITLES[kind]} of {place.name}"), files.read(path))
+    return PICTURE
+
+
+def _write_out(to: str, content: bytes) -> None:
+    from hf_geosharp.cards import files
+
+    if to == "-":
+        click.echo(content, nl=False)
+        return
+    path = Path(to)
+    if not path.parent.is_dir():
+        raise GeosharpError(f"--to: there is no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise GeosharpError(f"--to: {path} is a folder; give the name of a file")
+    files.write(path, content, files.read(path))
+
+
+def _show_changes(before: bytes | None, after: bytes, quiet: bool, *, dry_run: bool) -> None:
+    """The lines that change, on stdout; what to do about them on stderr."""
+    old, new = ((content or b"").decode("utf-8").splitlines(keepends=True) for content in (before, after))
+    for line in difflib.unified_diff(old, new, "card", "card with the score"):
+        click.echo(line.rstrip("\r\n"))
+    if quiet:
+        return
+    if before == after:
+        say("The card needs no change.")
+    elif dry_run:
+        say("Nothing was changed.")
+    else:
+        say("Nothing was changed: --push commits it, or opens a pull request where you have no write access.")
+
+
+def _report(done: Pushed, quiet: bool) -> None:
+    texts = {
+        "unchanged": "The card needs no change",
+        "commit": "Committed the card",
+        "pull request": "Opened a pull request",
+        "updated pull request": "Updated the open pull request",
+        "not rank 0": "Left to the process of rank 0",
+    }
+    if not quiet:
+        say(f"{texts[done.how]}.")
+    if done.url is not None:
+        click.echo(done.url)
+
+
+def _title(remove: bool) -> str:
+    from hf_geosharp.cards import push
+
+    return push.REMOVE_TITLE if remove else push.TITLE

@@ -1,0 +1,125 @@
+"""Cards that commands share: where one is, and how it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hf_geosharp.cli.errors import say
+from hf_geosharp.errors import CardError, GeosharpError
+
+if TYPE_CHECKING:
+    from hf_geosharp.cards.push import Hub
+    from hf_geosharp.sharpness.result import SharpnessResult
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a card is: a file, the Hub, or (a demo's) neither.
+
+    ``model`` is what is scored, None where that is not known; ``name`` is what the card calls the model.
+    """
+
+    name: str
+    model: str | None
+    file: Path | None = None
+    hub: Hub | None = None
+    demo: Path | None = None
+
+    def read(self) -> bytes | None:
+        """The card as it is; None where there is none yet."""
+        from hf_geosharp.cards import files
+
+        if self.hub is not None:
+            return self.hub.read().content
+        if self.demo is not None:
+            return self.demo.read_bytes()
+        assert self.file is not None
+        return files.read(self.file)
+
+
+def find_local(target: str) -> Place | None:
+    """The card in a folder, or the file; None if the name stands for neither.
+
+    Raises:
+        GeosharpError: The name can only be a path, and there is no folder to hold it.
+    """
+    from hf_geosharp.tasks.hub import looks_like_path
+
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return Place(name=path.resolve().name, model=target, file=path / "README.md")
+    if path.is_file() or path.suffix.lower() == ".md":
+        folder = path.parent
+        if not folder.is_dir():
+            raise GeosharpError(f"there is no folder {folder}; create it first")
+        model = str(folder) if (folder / "config.json").is_file() else None
+        return Place(name=folder.resolve().name, model=model, file=path)
+    if looks_like_path(target):
+        raise GeosharpError(f"there is no file or folder {target}")
+    return None
+
+
+def write_card(path: Path, before: bytes | None, after: bytes, quiet: bool) -> None:
+    """Writes a card to disk and says so."""
+    from hf_geosharp.cards import files
+
+    if after == before:
+        text = f"{path} needs no change."
+    else:
+        files.write(path, after, before)
+        text = f"Wrote {path}."
+    if not quiet:
+        say(text)
+
+
+def merged(before: bytes | None, result: SharpnessResult, name: str, picture: str | None = None) -> bytes:
+    """A card with a score in it, begun from the template where there is none."""
+    from hf_geosharp.cards import card
+
+    try:
+        return card.merge(card.new(name) if before is None else before, result, name, picture)
+    except CardError as error:
+        if error.block:
+            click.echo(error.block)
+        raise
+
+
+class CardTarget:
+    """The value of ``score --card``: nothing, or a card on disk."""
+
+    def __init__(self, target: str | None):
+        self._place = None if target is None else find_local(target)
+        if target is not None and self._place is None:
+            raise GeosharpError(
+                f"--card: there is no file or folder {target}; 'hf-geosharp card' is for cards of the Hub"
+            )
+
+    def check(self) -> None:
+        """Fail now rather than after the score has been computed.
+
+        Raises:
+            CardError: the card cannot be changed safely.
+            GeosharpError: it cannot be read.
+        """
+        if self._place is None:
+            return
+        from hf_geosharp.cards import card
+
+        before = self._place.read()
+        if before is not None:
+            card.check(before)
+
+    def write(self, result: SharpnessResult, quiet: bool) -> None:
+        """Put ``result`` into the card, if that is wanted.
+
+        Raises:
+            CardError: the card cannot be changed safely.
+            GeosharpError: it cannot be written.
+        """
+        if self._place is not None and self._place.file is not None:
+            before = self._place.read()
+            write_card(self._place.file, before, merged(before, result, self._place.name), quiet)

@@ -1,0 +1,98 @@
+"""``hf-geosharp inspect``: the symmetries of one model, and the health of its heads."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hf_geosharp.cli import libraries, output
+from hf_geosharp.cli.errors import is_debug, say
+from hf_geosharp.cli.options import (
+    debug_option,
+    inspect_arguments,
+    inspect_options,
+    json_option,
+    model_argument,
+    quiet_option,
+)
+from hf_geosharp.cli.score import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from hf_geosharp.inspection import Inspection
+
+
+@click.command("inspect", short_help="Show the symmetries of a model and the health of its heads.")
+@model_argument
+@inspect_options
+@click.option("--all", "everything", is_flag=True, help="Every layer and every head; else layers alike are one.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Heat map of the heads' health, layers x heads: .png, .svg or .pdf (takes matplotlib).",
+)
+@json_option
+@quiet_option
+@debug_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    everything: bool,
+    plot: Path | None,
+    json_target: str | None,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Show the continuous symmetries of MODEL, proved on its weights, and the health of its heads.
+
+    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); without it, demo:digits-vit. No data are needed where
+    inputs can be made up from the config.
+    """
+    if plot is not None and (options["random_init"] or not options["health"]):
+        raise click.UsageError("--plot shows the health of heads, which --random-init and --no-health leave out")
+    target = output.JsonTarget(json_target)
+    target.check()
+    if plot is not None:
+        _heatmaps().check(plot)
+    if model is None:
+        model = DEFAULT_MODEL
+        if not quiet:
+            say(f"No MODEL given: inspecting the shipped {model}.")
+    result = _inspect(model, options, quiet=quiet, debug=is_debug(ctx))
+    target.write(result)
+    if plot is not None:
+        _heatmaps().save(_heatmaps().health_figure(result.health), plot)
+        if not quiet:
+            say(f"Heat map: {plot}")
+    if not target.is_stdout:
+        _print(result, everything)
+
+
+def _inspect(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> Inspection:
+    from hf_geosharp.cli import progress
+
+    bars = progress.wanted(quiet)
+    libraries.hush(debug=debug, bars=bars)
+    # What libraries (or code from a model's repository) print must not get among the results.
+    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), progress.stages(bars) as update:
+        from hf_geosharp.inspection import inspect_pretrained
+
+        return inspect_pretrained(model, progress=update, **inspect_arguments(options))
+
+
+def _heatmaps() -> Any:
+    from hf_geosharp import heatmaps
+
+    return heatmaps
+
+
+def _print(result: Inspection, everything: bool) -> None:
+    from hf_geosharp.cli import render_inspect
+
+    render_inspect.show(result, everything=everything)

@@ -1,0 +1,79 @@
+"""Cards on disk: written whole or not at all, and never where the Hub's client keeps its downloads."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from hf_geosharp.errors import CardError, GeosharpError
+
+
+def read(path: Path) -> bytes | None:
+    """The bytes of a card; None if there is no file.
+
+    Raises:
+        GeosharpError: It cannot be read.
+        CardError: It is in the Hub's cache.
+    """
+    refuse_cache(path)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise GeosharpError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def write(path: Path, content: bytes, before: bytes | None) -> None:
+    """Puts ``content`` in the place of ``before``, with its permissions; a link stays a link to what is written.
+
+    Raises:
+        GeosharpError: It cannot be written, or the file is not ``before`` any more.
+        CardError: It is in the Hub's cache.
+    """
+    if read(path) != before:
+        raise GeosharpError(f"{path} was changed by somebody else meanwhile; nothing was written. Run it again")
+    target = Path(os.path.realpath(path))
+    try:
+        _write(target, content)
+    except OSError as error:
+        raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def refuse_cache(path: Path) -> None:
+    """Keeps away from what the Hub's client downloaded, where a change would be taken for the repository's state.
+
+    Raises:
+        CardError: The path, or what it links to, is in the cache.
+    """
+    from huggingface_hub import constants
+
+    cache = Path(os.path.realpath(constants.HF_HUB_CACHE))
+    if any(cache in place.parents for place in (Path(os.path.abspath(path)), Path(os.path.realpath(path)))):
+        raise CardError(
+            f"{path} is in the Hub's cache, which only its client may change: use the id of the model, or copy the card"
+        )
+
+
+def _write(target: Path, content: bytes) -> None:
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, _default_mode() if mode is None else mode)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _default_mode() -> int:
+    """What a new file gets; the umask can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

@@ -1,0 +1,399 @@
+"""A world of processes: which of them this one is, and what they tell each other. Knows nothing of what they compute.
+
+Accelerate joins the processes that a launcher started. Small things (results, failures, signs of life) go through the
+key-value store that every such world has, so that whoever waits can see at once that another rank failed, and whether
+it is still alive; tensors are summed by the world's own backend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import pickle
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp import errors
+from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, WorldError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TIMEOUT = 1800.0
+"""Seconds without a sign of life after which a rank is given up."""
+
+_GRACE = 5.0
+"""Seconds that a failing rank gives the others to hear of it before it ends, maybe with the store."""
+
+_OFTEN = 0.2
+"""Seconds between signs of life, and between looks for failures."""
+
+_SMALL = 1 << 18
+"""Tensors of at most this many entries are summed together: each operation has its latency."""
+
+_LAUNCHERS = (
+    ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),  # srun
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""How launchers tell a process its world: size, rank, rank and number of processes on its machine."""
+
+_worlds = itertools.count()
+
+
+class World:
+    """The processes of one run; by default this one alone.
+
+    All ranks have to make the same calls of :meth:`gather`, :meth:`add_` and :meth:`together` in the same order.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self._store = store
+        self._joined = False
+        self.report: Callable[[BaseException], None] | None = None
+        """How rank 0 tells the user of a failure while the other ranks wait: a launcher ends all when one ends."""
+        self._gathers = itertools.count()
+        self._told = self._looked = 0.0
+
+    @classmethod
+    def find(cls, device: str = "auto", timeout: float = TIMEOUT) -> World:
+        """The world that a launcher (accelerate launch, torchrun, srun, mpirun) put this process in, or one of its own.
+
+        Without a launcher nothing is initialised. ``device`` is where the ranks compute; ``timeout`` the seconds
+        without a sign of life after which a rank is given up.
+
+        Raises:
+            UsageError: a device that all processes would share.
+            WorldError: the launcher's world and the one that is found differ, or not all ranks arrive in time.
+        """
+        launched = _launched()
+        if launched is None and not _is_initialised():
+            return cls(timeout=timeout)
+        if launched is not None and launched > 1 and re.fullmatch(r"(?!cpu)\w+:\d+", device):
+            raise UsageError(
+                f"device is {device!r} for each of {launched} processes: they would share it. "
+                f"Pass {device.split(':')[0]!r}, and each takes its own."
+            )
+        if not _is_initialised():
+            if launched == 1:
+                return cls(timeout=timeout)
+            _join(device, timeout)
+            world = cls._of_torch(launched, timeout)
+            world._joined = True
+            return world
+        return cls._of_torch(launched, timeout)
+
+    @classmethod
+    def _of_torch(cls, launched: int | None, timeout: float) -> World:
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        found = dist.get_world_size() if _is_initialised() else 1
+        if launched is not None and launched != found:
+            raise WorldError(
+                f"the launcher started {launched} processes, but this one sees {found}: each would do and write "
+                "everything. Something initialised the processes before, and otherwise: on machines without a GPU "
+                "Accelerate needs Accelerator(cpu=True) or ACCELERATE_USE_CPU=true; or WORLD_SIZE is left over from "
+                "something else (then unset it)"
+            )
+        if found == 1:
+            return cls(timeout=timeout)
+        # All ranks find their worlds in the same order, so the number is the same for all.
+        store = dist.PrefixStore(f"hf_geosharp/{next(_worlds)}", _get_default_store())
+        return cls(dist.get_rank(), found, store, timeout)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for all: prints and writes."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """Those of ``items`` that are this rank's work; every item is one rank's."""
+        return list(items[self.rank :: self.size])
+
+    def span(self, count: int) -> tuple[int, int]:
+        """The contiguous part start..stop of ``count`` things that is this rank's, possibly empty."""
+        return count * self.rank // self.size, count * (self.rank + 1) // self.size
+
+    # ----------------------------------------------------------------------------------------------- what all do
+
+    def gather(self, value: Any, waiting: Callable[[], None] | None = None) -> list[Any]:
+        """What all ranks gave, in the order of ranks. ``waiting`` is called now and then while others are awaited.
+
+        Raises:
+            GeosharpError: another rank failed; with its message.
+            WorldError: a rank shows no sign of life for ``timeout`` seconds, or the store is gone.
+        """
+        if self.size == 1:
+            return [value]
+        number = next(self._gathers)
+        with self._connected():
+            self._store.set(f"gather/{number}/{self.rank}", pickle.dumps(value))
+            out = [pickle.loads(self._await(f"gather/{number}/{r}", r, waiting)) for r in range(self.size)]
+            if number > 1:
+                # Whoever came to the last gather has read all of the one before it.
+                self._store.delete_key(f"gather/{number - 2}/{self.rank}")
+        return out
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 gave."""
+        return self.gather(value if self.leads else None)[0]
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        self.gather(None)
+
+    def sum(self, value: float) -> float:
+        """The sum over all ranks, in double precision and always in the same order."""
+        values = self.gather(value)
+        # fsum cannot add what is not finite.
+        return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+
+    def add_(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its sum over all ranks; every rank gets the same bits.
+
+        Raises:
+            WorldError: the backend failed.
+        """
+        if self.size == 1:
+            return
+        import torch
+        import torch.distributed as dist
+
+        try:
+            for tensor in (t for t in tensors if _is_large(t)):
+                dist.all_reduce(tensor)
+            for bundle in _bundles([t for t in tensors if not _is_large(t)]):
+                flat = torch.cat([t.reshape(-1) for t in bundle])
+                dist.all_reduce(flat)
+                for t, total in zip(bundle, flat.split([t.numel() for t in bundle]), strict=True):
+                    t.copy_(total.view(t.shape))
+        except RuntimeError as error:
+            self.poll(now=True)
+            raise WorldError(f"summing over {self.size} processes failed: {_first_line(error)}") from error
+
+    # ----------------------------------------------------------------------------------------- signs of life
+
+    def tell(self, state: Any) -> None:
+        """Leaves word of how far this rank is (JSON), now and then: a sign of life too."""
+        if self.size == 1 or time.monotonic() - self._told < _OFTEN:
+            return
+        self._told = time.monotonic()
+        with self._connected():
+            self._store.set(f"state/{self.rank}", json.dumps([time.time(), state]))
+
+    def heard(self) -> list[Any]:
+        """The last word of each rank; None where there is none yet."""
+        if self.size == 1:
+            return [None]
+        with self._connected():
+            return [json.loads(sign)[1] if (sign := self._sign(r)) else None for r in range(self.size)]
+
+    def poll(self, *, now: bool = False) -> None:
+        """Looks, now and then, whether another rank has failed.
+
+        Raises:
+            GeosharpError: it has; with its message.
+        """
+        if self.size == 1 or (not now and time.monotonic() - self._looked < _OFTEN):
+            return
+        self._looked = time.monotonic()
+        with self._connected():
+            if not self._store.check(["failed"]):
+                return
+            failure = json.loads(self._store.get("failed"))
+        if failure["rank"] != self.rank:
+            raise _of_peer(failure)
+
+    # ------------------------------------------------------------------------------------- one for all, all for one
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done inside fails on all ranks if it fails on one, and only rank 0 gives warnings.
+
+        An error that rank 0 has told the user of (by :attr:`report`) has ``reported`` set on all ranks.
+        """
+        if self.size == 1:
+            yield
+            return
+        try:
+            with warnings.catch_warnings():
+                if not self.leads:
+                    warnings.simplefilter("ignore", GeosharpWarning)
+                yield
+            self._leave()
+        except BaseException as error:
+            # Whatever goes wrong in telling must not hide the error itself.
+            with suppress(Exception):
+                self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
+        failure = {"rank": self.rank, "kind": type(error).__name__, "message": str(error) or type(error).__name__}
+        self._store.compare_set("failed", "", json.dumps(failure))
+        if interrupted:
+            return
+        if not self.leads:
+            self._wait(["told"])
+        elif self.report is not None:
+            self.report(error)
+            self._store.set("told", "1")
+        if self._store.check(["told"]):
+            error.reported = True  # type: ignore[attr-defined]
+        self._store.set(f"knows/{self.rank}", "1")
+        if self.leads:
+            # The store may end with this process.
+            self._wait([f"knows/{r}" for r in range(self.size)])
+
+    def _leave(self) -> None:
+        """Rank 0 may hold the store, so it leaves last."""
+        with self._connected():
+            if self.leads:
+                self._wait([f"left/{r}" for r in range(1, self.size)])
+            else:
+                self._store.set(f"left/{self.rank}", "1")
+
+    def close(self) -> None:
+        """Leaves the process group, if :meth:`find` joined it; for a process that ends."""
+        if self._joined:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._joined = False
+
+    def _wait(self, keys: list[str]) -> None:
+        until = time.monotonic() + _GRACE
+        while time.monotonic() < until and not self._store.check(keys):
+            time.sleep(0.01)
+
+    # ------------------------------------------------------------------------------------------------- the store
+
+    def _await(self, key: str, rank: int, waiting: Callable[[], None] | None) -> bytes:
+        pause, since, sign = 0.0005, time.monotonic(), b""
+        while not self._store.check([key]):
+            self.poll()
+            if waiting is not None:
+                waiting()
+            if pause > 0.04 and (latest := self._sign(rank)) != sign:
+                sign, since = latest, time.monotonic()
+            if time.monotonic() - since > self.timeout:
+                last = f"its last word: {json.loads(sign)[1]}" if sign else "it never said anything"
+                raise WorldError(
+                    f"rank {rank} of {self.size} shows no sign of life for {self.timeout:g} s ({last}): it hangs, was "
+                    "killed, or does not take part (every process has to make the same calls)"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return bytes(self._store.get(key))
+
+    def _sign(self, rank: int) -> bytes:
+        key = f"state/{rank}"
+        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except GeosharpError:
+            raise
+        except (RuntimeError, OSError) as error:
+            raise WorldError(
+                f"the other processes cannot be reached any more (rank 0 or the launcher has ended?): "
+                f"{_first_line(error)}"
+            ) from error
+
+
+def _launched() -> int | None:
+    """How many processes a launcher says it started; None without one. Sets what torch wants to know in any case.
+
+    Raises:
+        WorldError: a size without a rank, or no numbers.
+    """
+    for names in _LAUNCHERS:
+        size, rank, local_rank, local_size = (os.environ.get(name) for name in names)
+        if size is None:
+            continue
+        if rank is None:
+            if names is not _LAUNCHERS[0]:
+                continue
+            if size == "1":
+                return None
+            raise WorldError(
+                f"WORLD_SIZE is {size}, but RANK is not set: no launcher started this process. Start it with "
+                "accelerate launch or torchrun, or unset WORLD_SIZE"
+            )
+        values = (size, rank, local_rank or "0", re.split(r"\D", local_size or size)[0])
+        if not all(v.isdigit() for v in values):
+            raise WorldError(f"{', '.join(names)} are {values}; they have to be numbers")
+        if int(size) > 1:
+            for name, value in zip(_LAUNCHERS[0], values, strict=True):
+                os.environ.setdefault(name, value)
+            os.environ.setdefault("MASTER_ADDR", _first_host())
+            os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", 9500)) % 20000))
+        return int(size)
+    return None
+
+
+def _first_host() -> str:
+    """The machine of rank 0: the first of SLURM's list (``node[03-07,9],other``), or this one."""
+    match = re.match(r"([^,\[]+)(?:\[([^],-]+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
+    return f"{match[1]}{match[2] or ''}" if match else "127.0.0.1"
+
+
+def _is_initialised() -> bool:
+    # Where nobody has imported it nobody has initialised it; importing it takes seconds.
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _join(device: str, timeout: float) -> None:
+    import torch
+    from accelerate import PartialState
+
+    on_gpu = torch.cuda.is_available() if device == "auto" else device.split(":")[0] not in ("cpu", "mps")
+    try:
+        # Without cpu=True Accelerate sees a world of one where there is no GPU.
+        PartialState(cpu=not on_gpu, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise WorldError(
+            f"the {os.environ.get('WORLD_SIZE')} processes that the launcher announced did not all meet at {where} "
+            f"within {timeout:g} s: {_first_line(error)}"
+        ) from error
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.numel() > _SMALL and tensor.is_contiguous()
+
+
+def _bundles(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Those of one device and dtype together."""
+    bundles: dict[Any, list[Tensor]] = {}
+    for t in tensors:
+        bundles.setdefault((t.device, t.dtype), []).append(t)
+    return list(bundles.values())
+
+
+def _of_peer(failure: dict[str, Any]) -> BaseException:
+    """Another rank's error, of the same kind where that is one of the package's."""
+    if failure["kind"] == "KeyboardInterrupt":
+        return KeyboardInterrupt()
+    kind = getattr(errors, failure["kind"], None)
+    known = isinstance(kind, type) and issubclass(kind, GeosharpError)
+    text = failure["message"] if known else f"{failure['kind']}: {failure['message']}"
+    return (kind if known else WorldError)(f"rank {failure['rank']}: {text}")  # type: ignore[misc]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,120 @@
+"""The balls of a score as jobs: which rank does which, and what each gave, from this run or from a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hf_geosharp.errors import DataError
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.journal import Journal
+from hf_geosharp.sharpness.result import BatchScore, Passes
+
+SCORE, REPRODUCIBILITY, BASELINE = "score", "reproducibility", "baseline"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One batch under one geometry, at all its radii. ``metric`` tells the baselines apart."""
+
+    stage: str
+    batch: int
+    metric: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job gave.
+
+    ``base`` is the loss at the model's own weights, ``scores`` one score for each radius, ascending. ``share`` is
+    where the perturbation at the first radius lies (given only where it may matter). ``skipped`` says why the batch
+    has no score; then nothing else is there.
+    """
+
+    job: Job
+    base: float = 0.0
+    scores: tuple[tuple[float, BatchScore], ...] = ()
+    passes: Passes = field(default_factory=lambda: Passes(0, 0))
+    share: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    skipped: str | None = None
+    seconds: float = 0.0
+
+    def at(self, rho: float) -> BatchScore:
+        """The score at one radius."""
+        return dict(self.scores)[rho]
+
+    def to_line(self) -> dict[str, Any]:
+        """As it stands in a journal."""
+        return {**asdict(self), "scores": [[rho, asdict(score)] for rho, score in self.scores]}
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> Outcome:
+        """The inverse of :meth:`to_line`, bit for bit.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            return cls(
+                **{
+                    **line,
+                    "job": Job(**line["job"]),
+                    "scores": tuple((float(rho), BatchScore(**score)) for rho, score in line["scores"]),
+                    "passes": Passes(**line["passes"]),
+                    "notes": tuple(line["notes"]),
+                }
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"output: the journal has a line that does not fit ({type(error).__name__}: {error}); choose another "
+                "folder, or delete the journal"
+            ) from error
+
+
+class Ledger:
+    """Spreads jobs over ranks and knows what is done already.
+
+    With ``whole`` every rank does every job (a part of each batch), otherwise each job is one rank's.
+    """
+
+    def __init__(self, world: World, journal: Journal | None, *, whole: bool = False) -> None:
+        self.world, self.whole = world, whole
+        # Where every rank has the same outcomes one of them is enough to write them.
+        self._journal = journal if not whole or world.leads else None
+        self.seconds = 0.0
+        """What earlier runs took: each file is of one rank, and ranks work side by side."""
+        self._done: dict[Job, Outcome] = {}
+        mine = [[Outcome.from_line(line) for line in lines] for lines in journal.files] if journal else []
+        # Machines need not share a disk: what one rank finds is there for all.
+        for files in world.gather(mine):
+            for outcomes in files:
+                self.seconds = max(self.seconds, sum(o.seconds for o in outcomes))
+                for outcome in outcomes:
+                    self._done.setdefault(outcome.job, outcome)
+        if self._journal is not None:
+            self._journal.start()
+
+    def forget_skipped(self) -> None:
+        """Skipped batches are to be looked at again."""
+        self._done = {job: outcome for job, outcome in self._done.items() if outcome.skipped is None}
+
+    def known(self, jobs: Iterable[Job]) -> list[Outcome]:
+        """The outcomes of those jobs that are done."""
+        return [self._done[job] for job in jobs if job in self._done]
+
+    def run(
+        self, jobs: Sequence[Job], do: Callable[[Job], Outcome], waiting: Callable[[], None] | None = None
+    ) -> list[Outcome]:
+        """The outcomes of all jobs, in their order, on every rank."""
+        pending = [job for job in jobs if job not in self._done]
+        found = []
+        for job in pending if self.whole else self.world.share(pending):
+            outcome = do(job)
+            if self._journal is not None:
+                self._journal.append(outcome.to_line())
+            found.append(outcome)
+        for outcomes in self.world.gather(found, waiting):
+            self._done.update({outcome.job: outcome for outcome in outcomes})
+        return [self._done[job] for job in jobs]

@@ -1,0 +1,268 @@
+"""The secant ascent: climbs an objective inside a ball by a quadratic model that two gradients make.
+
+Around the best point c so far the loss is taken for
+
+    m(u) = F(c) + ⟨g, u - c⟩ + ½ ⟨u - c, B (u - c)⟩ - ½ σ ‖u - c‖²,
+
+and the next point is the maximum of m over the whole ball: a trust-region problem in the span of four vectors, solved
+exactly. B is the least symmetric matrix that explains how the gradient changed over the last step that raised the loss
+(Powell's symmetric Broyden formula), or nothing where the loss at the other end of that step shows that it is far from
+quadratic along it. Without B and σ the next point is that of the fixed point, ρ g/‖g‖. σ keeps steps from
+overshooting: where a point turns out lower it is raised until m would have been exact there, and it falls while m keeps
+its word.
+
+A step is one forward and one backward pass. The climb ends when it has :func:`settled`. It holds four tangent vectors
+(c, g, the last step and the change of the gradient over it), and two more while a point is evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.geometry.space import Space, Tangent
+from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
+
+TOLERANCE = 2e-3
+"""Relative rise that counts as none."""
+
+TRUST = 0.3
+"""Relative error of a step's quadratic at its other end up to which it is used."""
+
+CAUTION = 0.0
+RELEASE = 0.5
+"""Factor of σ after a step that raised the loss."""
+
+FORGET = 0.8
+"""Factor of the largest σ that did not suffice, with each step that raised the loss; σ does not fall below it."""
+
+
+def settled(history: Sequence[float], noise: float) -> bool:
+    """Whether the last third of the steps, and at least two, raised the value by less than TOLERANCE of it.
+
+    ``history`` is the best rise before the first step and after each one; ``noise`` is a rise that rounding can make.
+    """
+    steps = len(history) - 1
+    last = max(2, math.ceil(steps / 3))
+    return steps > last and history[-1] - history[-1 - last] <= max(TOLERANCE * abs(history[-1]), noise)
+
+
+def secant(
+    space: Space,
+    evaluate: Evaluate,
+    rho: float,
+    steps: int,
+    *,
+    start: Tangent | None = None,
+    base: float | None = None,
+    given: tuple[float, Tangent] | None = None,
+    stationary: bool = False,
+    generator: torch.Generator | None = None,
+    report: Report | None = None,
+) -> Climb:
+    """The largest loss found with ‖u‖ <= rho, by at most ``steps`` + 1 evaluations.
+
+    All have a gradient but the last one, if it is the one that the steps allow.
+
+    Args:
+        space: where to climb.
+        evaluate: the objective.
+        rho: radius of the ball.
+        steps: ascent steps at most.
+        start: where to start, inside the ball; the base point (u = 0) if None.
+        base: the loss at the base point, needed with ``start``.
+        given: loss and gradient at the start where they are known already, which saves its evaluation; used up.
+        stationary: the base point is a minimum by construction: the first step follows a random direction.
+        generator: for a first direction where the gradient at the start vanishes.
+        report: called after each step.
+
+    Raises:
+        NotFiniteError: the loss at the start is not finite.
+    """
+    u = space.zeros() if start is None else start.clone()
+    loss, g = given or evaluate(u, True)
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"the loss before any step is {loss}")
+    assert g is not None
+    base = loss if base is None else base
+    noise = NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss))
+    slope = rho * space.norm(g)
+    way: Tangent | None = None
+    if (stationary and start is None) or not math.isfinite(slope) or slope <= noise:
+        # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
+        way, g = space.random(generator or torch.Generator().manual_seed(0)), space.zeros()
+    walk = _Walk(space, rho, u, loss, g, noise)
+    walk.finite = math.isfinite(slope)
+    history, stopped = [loss - base], "budget"
+    for k in range(1, steps + 1):
+        point = walk.next(way)
+        way = None
+        if point is None:
+            stopped = "converged"
+            break
+        walk.take(point, *evaluate(point, k < steps))
+        history.append(walk.loss - base)
+        if report is not None:
+            report(k, history[-1])
+        if settled(history, noise):
+            stopped = "converged"
+            break
+    return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, stopped)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step seen from its better end: where its other end lies, and how gradient and loss are different there."""
+
+    s: Tangent
+    y: Tangent
+    loss: float
+
+
+class _Walk:
+    """The best point with its loss and gradient, and what is known of the loss around it."""
+
+    def __init__(self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent, noise: float) -> None:
+        self.space, self.rho, self.noise = space, rho, noise
+        self.u, self.loss, self.g = u, loss, g
+        self.finite = True
+        # A hair inside, so that rounding does not leave the ball.
+        self._inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
+        self._last: _Step | None = None
+        self._sigma = self._failed = 0.0
+        self._promised = self._length = 0.0
+        """What the model without σ said that the step to the point under evaluation would bring, and its length."""
+
+    def next(self, way: Tangent | None = None) -> Tangent | None:
+        """Where the model is largest; None if that promises nothing. With ``way`` simply as far as the ball goes."""
+        model = _Model(self.space, self.u, self.g if way is None else way, None if way else self._last, self.noise)
+        z = model.largest(self._sigma, self.rho)
+        gain, length = model.gain(z)
+        self._promised, self._length = (gain, length) if way is None else (0.0, length)
+        if way is None and (gain <= self._sigma * length**2 / 2 or length <= self.rho - self._inside):
+            return None
+        point = model.point(z)
+        size = self.space.norm(point)
+        return point.mul_(self._inside / size) if size > self._inside else point
+
+    def take(self, point: Tangent, loss: float, g: Tangent | None) -> None:
+        """Goes to a point if it is better, and learns from it."""
+        good = math.isfinite(loss) and (g is None or math.isfinite(self.space.dot(g, g)))
+        self.finite = self.finite and good
+        rise = loss - self.loss
+        if not good:
+            # Nothing is known but that this was too far.
+            self._failed = max(self._failed, self._sigma)
+            self._sigma = max(4 * self._sigma, 2 * self.space.norm(self.g) / self.rho)
+            return
+        exact = 2 * (self._promised - rise) / self._length**2
+        if rise > 0:
+            most = max(4 * self._sigma, 0.0) or math.inf
+            self._sigma = max(RELEASE * self._sigma, min(exact, most), self._failed, 0.0)
+            self._failed *= FORGET
+        else:
+            self._failed = max(self._failed, self._sigma)
+            self._sigma = max(2 * self._sigma, exact)
+        if rise > 0:
+            if g is not None:
+                self._last = _Step(self._less(self.u, point), self._less(self.g, g), -rise)
+                self.g = g
+            self.u, self.loss = point, loss
+        elif self._last is None and g is not None:
+            self._last = _Step(self._less(point, self.u), self._less(g, self.g), rise)
+
+    def _less(self, a: Tangent, b: Tangent) -> Tangent:
+        """a - b, in the memory of a."""
+        return self.space.combine(a, (a, 1.0), (b, -1.0))
+
+
+class _Model:
+    """The quadratic around a point, in an orthonormal basis of the span of the vectors that it is made of."""
+
+    def __init__(self, space: Space, u: Tangent, g: Tangent, last: _Step | None, noise: float) -> None:
+        self.space = space
+        self.vectors = [u, g] if last is None else [u, g, last.s, last.y]
+        gram = self._gram()
+        if last is not None and not _quadratic(gram, last.loss, noise):
+            self.vectors, gram = self.vectors[:2], gram[:2, :2]
+        lengths = gram.diagonal().sqrt()
+        inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
+        values, axes = torch.linalg.eigh(inverse[:, None] * gram * inverse)
+        # Below this the directions of nearly dependent vectors are rounding.
+        kept = values > max(1e-10, 100 * torch.finfo(space.dtype).eps)
+        self.basis = inverse[:, None] * axes[:, kept] / values[kept].sqrt()
+        coordinates = self.basis.mT @ gram
+        self.center, self.slope = coordinates[:, 0], coordinates[:, 1]
+        self.hessian = torch.zeros(len(coordinates), len(coordinates), dtype=torch.float64)
+        if len(self.vectors) == 4:
+            self.hessian = _symmetric_broyden(coordinates[:, 2], coordinates[:, 3])
+
+    def _gram(self) -> Tensor:
+        n = len(self.vectors)
+        at = [(i, j) for i in range(n) for j in range(i, n)]
+        gram = torch.zeros(n, n, dtype=torch.float64)
+        products = self.space.dots(*((self.vectors[i], self.vectors[j]) for i, j in at))
+        for (i, j), product in zip(at, products, strict=True):
+            gram[i, j] = gram[j, i] = product
+        return gram
+
+    def largest(self, sigma: float, rho: float) -> Tensor:
+        """Coordinates of the maximum in the ball."""
+        damped = self.hessian - sigma * torch.eye(len(self.center), dtype=torch.float64)
+        return largest_in_ball(self.slope - damped @ self.center, damped, rho)
+
+    def gain(self, z: Tensor) -> tuple[float, float]:
+        """What the model without σ promises of the step to z, and the length of that step."""
+        step = z - self.center
+        return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
+
+    def point(self, z: Tensor) -> Tangent:
+        """The tangent vector with these coordinates."""
+        terms = zip(self.vectors, (self.basis @ z).tolist(), strict=True)
+        return self.space.combine(self.space.empty(), *terms)
+
+
+def _quadratic(gram: Tensor, loss: float, noise: float) -> bool:
+    """Whether the quadratic that slope and change of gradient make along the last step has its loss at the other end.
+
+    ``gram`` has the inner products of u, g, s and y.
+    """
+    linear, curved = float(gram[1, 2]), float(gram[2, 3]) / 2
+    return abs(loss - linear - curved) <= TRUST * (abs(linear) + abs(curved)) + noise
+
+
+def _symmetric_broyden(s: Tensor, y: Tensor) -> Tensor:
+    """The symmetric B of least Frobenius norm with B s = y, and CAUTION."""
+    size = s.norm()
+    s, y = s / size, y / size
+    along = s @ y
+    across = y - along * s
+    turn = across.norm()
+    hessian = along * torch.outer(s, s) + torch.outer(across, s) + torch.outer(s, across)
+    return hessian - CAUTION * torch.outer(across, across) / turn if turn > 0 else hessian
+
+
+def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float) -> Tensor:
+    """The z with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix."""
+    values, axes = torch.linalg.eigh(matrix)
+    c, w = (axes.mT @ linear).tolist(), values.tolist()
+
+    def at(multiplier: float) -> list[float]:
+        return [a / (multiplier - b) if a else 0.0 for a, b in zip(c, w, strict=True)]
+
+    low = max(w[-1], 0.0)
+    if w[-1] < 0 and math.hypot(*at(0.0)) <= rho:
+        return axes @ torch.tensor(at(0.0), dtype=matrix.dtype)
+    high = low + math.hypot(*c) / rho
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if math.hypot(*at(middle)) > rho else (low, middle)
+    z = at(high) if high > w[-1] else [0.0] * len(c)
+    if high > 0:
+        # On the sphere; where the slope has no part along the top axis ("the hard case") the rest lies along it.
+        rest = rho**2 - sum(x * x for x in z[:-1])
+        z[-1] = math.copysign(math.sqrt(max(rest, 0.0)), c[-1])
+    return axes @ torch.tensor(z, dtype=matrix.dtype)

@@ -1,0 +1,52 @@
+"""Settings of a Trainer under which the value would be lost, or taken for its opposite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hf_geosharp.errors import UsageError
+
+
+def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool, limit: float | None) -> Iterator[str]:
+    """What to warn of at the beginning of a training.
+
+    Args:
+        args, state: the Trainer's.
+        name: of the value.
+        every: when it is measured.
+        attached: whether the callback knows its trainer.
+        limit: the share of time that leaves measurements out.
+
+    Raises:
+        UsageError: the best model is to be chosen by a value that would not be there.
+    """
+    if not attached and (args.report_to or every != "evaluate"):
+        yield (
+            "the callback does not know its trainer: the value is in log_history, but reporters "
+            f"({', '.join(args.report_to) or 'none'}) and printed records outside an evaluation go without. Use "
+            "GeodesicSharpnessCallback(...).attach(trainer) instead of callbacks=[...]"
+        )
+    if every == "evaluate" and str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "no":
+        yield "every='evaluate' measures with each evaluation, and eval_strategy is 'no': set it, or every="
+    if state.is_hyper_param_search:
+        yield (
+            "a hyperparameter search without compute_objective adds up all metrics of an evaluation, this one "
+            "included: pass compute_objective"
+        )
+    best = args.metric_for_best_model or ""
+    if best == name or (best.startswith("eval_") and best.endswith(name)):
+        yield from _choosing(args, best, every, limit)
+
+
+def _choosing(args: Any, best: str, every: str | int, limit: float | None) -> Iterator[str]:
+    needs = f"metric_for_best_model is {best!r}, which needs a value in each evaluation"
+    if every != "evaluate":
+        raise UsageError(f"{needs}: every='evaluate'")
+    if limit is not None:
+        raise UsageError(f"{needs}, and max_fraction leaves some out: lower samples or steps instead")
+    if args.greater_is_better is not False:
+        yield (
+            f"metric_for_best_model is {best!r} and greater_is_better is {args.greater_is_better}: the sharpest model "
+            "would be kept as the best. Pass greater_is_better=False"
+        )

@@ -1,0 +1,364 @@
+"""The callback: when the Trainer has it measure, and where the value goes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
+
+from hf_geosharp.errors import GeosharpWarning, UsageError
+from hf_geosharp.geometry.metrics import Order
+from hf_geosharp.sharpness.estimate import Settings
+from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.trainer.advice import advice
+from hf_geosharp.trainer.cost import Cost
+from hf_geosharp.trainer.data import Choice, find_source, is_rows
+from hf_geosharp.trainer.measure import Loss, Measurement, NamedLoss, function_of, other_loss
+from hf_geosharp.trainer.ranks import alone, first_of_all, of_the_first, together
+from hf_geosharp.trainer.subject import fingerprint, refuse, unwrap
+from hf_geosharp.trainer.untouched import untouched
+
+logger = logging.getLogger(__name__)
+
+Every = Literal["evaluate", "epoch"] | int
+T = TypeVar("T")
+
+
+class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures geodesic sharpness while a Trainer trains, and logs it beside the evaluation's own metrics.
+
+    The value is ``eval_geodesic_sharpness`` in the record of an evaluation (``<prefix>_<name>`` in general), with the
+    seconds it took as ``eval_geodesic_sharpness_runtime``; the record of the end of the training has the sum of the
+    seconds and their share of the training. Where no value could be taken it is NaN, which is never the best.
+
+    Use ``GeodesicSharpnessCallback(...).attach(trainer)``: the callback is then the first, and reporters get the
+    value too. With ``callbacks=[...]`` the reporters have the record before it is complete.
+
+    The training is the same as without the callback, bit for bit. Every process measures, and all take the first
+    one's value.
+
+    Args:
+        data: what to measure on: a data set whose rows the Trainer's collator makes batches of, or batches (a list of
+            dicts of tensors, or a DataLoader of them; one ball each). By default rows of the training data.
+        every: "evaluate" (with each evaluation), "epoch", or a number of steps.
+        metric, geodesic, symmetries, rho, steps, seed, average, damping: as for :func:`hf_geosharp.score`; of several
+            radii the first one's value is logged.
+        samples, batch_size: how many rows, in batches of what size; one ball a batch.
+        micro_batch: samples that go through the model at once; by default as many as in training, or one with gradient
+            checkpointing.
+        reproducibility: whether one batch is run again to see that rounding does not decide the value.
+        loss: "model" (its own loss), "trainer" (what the Trainer's ``compute_loss`` gives; needs ``attach``), or a
+            function of outputs and batch. By default the model's own, with a warning where the Trainer has another.
+        max_fraction: leaves out measurements so that their share of the training's time stays below it. How long one
+            takes is known after the first, which is always taken.
+        on_error: "warn" goes on training when a measurement fails, without a value; "raise" stops. What can be known
+            at the beginning of the training is raised there in any case.
+        name: of the value in the records; a second callback on the same Trainer needs another.
+
+    Attributes:
+        results: (global step, :class:`~hf_geosharp.SharpnessResult`) of every measurement.
+
+    Raises:
+        UsageError: arguments that are none of the choices, or out of range.
+    """
+
+    def __init__(
+        self,
+        data: Any = None,
+        every: Every = "evaluate",
+        *,
+        metric: str = "inv",
+        geodesic: Order | None = None,
+        symmetries: str = "full",
+        rho: float | Sequence[float] | None = None,
+        steps: int = 20,
+        samples: int = 256,
+        batch_size: int = 128,
+        seed: int = 0,
+        average: bool = False,
+        damping: float = 0.0,
+        micro_batch: int | None = None,
+        reproducibility: bool = True,
+        loss: Loss | NamedLoss | None = None,
+        max_fraction: float | None = None,
+        on_error: Literal["warn", "raise"] = "warn",
+        name: str = "geodesic_sharpness",
+    ) -> None:
+        if on_error not in ("warn", "raise"):
+            raise UsageError(f"on_error is {on_error!r}; it is warn or raise")
+        self.every = _checked_every(every)
+        self.on_error = on_error
+        self.name = name
+        self.results: list[tuple[int, SharpnessResult]] = []
+        self._data = data
+        self._are_batches = data is not None and not is_rows(data)
+        self._choice = Choice(samples, batch_size, seed)
+        self._settings = Settings(
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
+            average=average, damping=damping, micro_batch=micro_batch, reproducibility=reproducibility,
+        )  # fmt: skip
+        self._loss, self._function = loss, function_of(loss)
+        self._cost = Cost(max_fraction)
+        self._trainer: Any = None
+        self._measurement: Measurement | None = None
+        self._known: tuple[tuple[int, ...], float] | None = None
+        self._record: dict[str, float] = {}
+        self._recorded: tuple[str, int] | None = None
+        self._named: tuple[int, str] | None = None
+        self._said: set[str] = set()
+
+    def attach(self, trainer: Any) -> GeodesicSharpnessCallback:
+        """Makes this the first of the trainer's callbacks, so that everything that logs gets the value; returns itself.
+
+        Raises:
+            UsageError: it is attached to another trainer, or another callback has its name there.
+        """
+        if self._trainer not in (None, trainer):
+            raise UsageError("this callback is attached to another trainer; make one for each")
+        callbacks = trainer.callback_handler.callbacks
+        for other in callbacks:
+            if isinstance(other, GeodesicSharpnessCallback) and other is not self and other.name == self.name:
+                raise UsageError(f"another callback of this trainer logs {self.name!r}; give this one another name=")
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        self._trainer = trainer
+        return self
+
+    # ------------------------------------------------------------------------------------------------------ events
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuses what cannot work, and chooses the data."""
+        self._cost.begin()
+        self._measurement = self._known = None
+        for text in advice(
+            args, state, self.name, self.every, attached=self._trainer is not None, limit=self._cost.limit
+        ):
+            self._say(text)
+        with self._cost.spent(measured=False):
+            self._measurement = self._prepare(args, kwargs["model"], kwargs.get("train_dataloader"))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        """Completes the record of an evaluation, and that of the end of the training."""
+        if "train_runtime" in logs and "train_loss" in logs:
+            self._complete(logs, state, self._summary())
+            return
+        prefix = _evaluated(logs)
+        if self.every == "evaluate" and prefix is not None and self._all_processes_log():
+            self._evaluation(prefix, args, state, kwargs)
+            self._complete(logs, state, self._record)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **kwargs: Any
+    ) -> None:
+        """Completes the metrics of an evaluation where a Trainer logged others than it returns."""
+        if self.every != "evaluate" or metrics is None:
+            return
+        prefix = _evaluated(metrics) or _losing(metrics) or "eval"
+        if f"{prefix}_{self.name}" in metrics:
+            return
+        if self._recorded != (prefix, state.global_step):
+            self._evaluation(prefix, args, state, kwargs)
+            last = state.log_history[-1] if state.log_history else {}
+            if _evaluated(last) == prefix:
+                last.update(self._record)
+            self._log(state, control, dict(self._record))
+        metrics.update(self._record)
+        self._recorded = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measures every so many steps."""
+        if isinstance(self.every, int) and state.global_step % self.every == 0:
+            self._between(args, state, control, kwargs)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measures every epoch."""
+        if self.every == "epoch":
+            self._between(args, state, control, kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Says what the measurements cost."""
+        if first_of_all():
+            logger.info(
+                "geodesic sharpness: %.1f s, %.1f %% of the training", self._cost.seconds, 100 * self._cost.share
+            )
+
+    # ----------------------------------------------------------------------------------------------------- records
+
+    def _evaluation(self, prefix: str, args: Any, state: Any, kwargs: Mapping[str, Any]) -> None:
+        """The record of an evaluation.
+
+        Of several evaluation sets the first has the value under ``eval_`` too: there the best model is looked up.
+        """
+        value, seconds = self._value(args, state, kwargs)
+        self._record = {f"{prefix}_{self.name}": value, f"{prefix}_{self.name}_runtime": seconds}
+        here = (state.global_step, prefix)
+        if prefix.startswith("eval_") and (self._named is None or self._named[0] != here[0] or self._named == here):
+            self._record[f"eval_{self.name}"] = value
+            self._named = here
+        self._recorded = (prefix, state.global_step)
+
+    def _between(self, args: Any, state: Any, control: Any, kwargs: Mapping[str, Any]) -> None:
+        value, seconds = self._value(args, state, kwargs)
+        self._log(state, control, {self.name: value, f"{self.name}_runtime": seconds})
+
+    def _log(self, state: Any, control: Any, record: dict[str, float]) -> None:
+        """A record of its own, through the Trainer if it is known."""
+        if self._trainer is None:
+            state.log_history.append({**record, "epoch": state.epoch, "step": state.global_step})
+            return
+        # Logging takes back a wish to log, which may not be fulfilled yet.
+        wished = control.should_log
+        self._trainer.log(record)
+        control.should_log = self._trainer.control.should_log = wished
+
+    def _complete(self, logs: dict[str, float], state: Any, record: Mapping[str, float]) -> None:
+        """Adds to what is being logged, and to the copy that the history already has."""
+        logs.update(record)
+        if state.log_history:
+            state.log_history[-1].update(record)
+
+    def _summary(self) -> dict[str, float]:
+        prefix = f"train_{self.name}"
+        return {f"{prefix}_runtime": round(self._cost.seconds, 4), f"{prefix}_share": round(self._cost.share, 4)}
+
+    # ------------------------------------------------------------------------------------------------- measurement
+
+    def _value(self, args: Any, state: Any, kwargs: Mapping[str, Any]) -> tuple[float, float]:
+        """The value and the seconds it took; NaN where there is none."""
+        model: nn.Module = kwargs["model"]
+        if self._measurement is None:
+            self._measurement = self._prepare(args, model, kwargs.get("train_dataloader"))
+        measurement = self._measurement
+        weights = fingerprint(unwrap(model))
+        known = self._known[1] if self._known is not None and self._known[0] == weights else None
+        known, affords = of_the_first((known, self._cost.affords()))
+        if known is not None:
+            return known, 0.0
+        if not affords:
+            self._say(
+                f"step {state.global_step}: not measured, for the share of the training's time would be "
+                f"{self._cost.expected():.1%} and max_fraction is {self._cost.limit:.1%}; the value is NaN"
+            )
+            return math.nan, 0.0
+        try:
+            with self._cost.spent():
+                result = of_the_first(self._run(lambda: measurement.take(model, state.global_step)))
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._say(
+                f"step {state.global_step}: geodesic sharpness could not be measured, its value is NaN "
+                f"({type(error).__name__}: {error})"
+            )
+            return math.nan, round(self._cost.last, 4)
+        self.results.append((state.global_step, result))
+        for text in result.warnings:
+            self._say(text)
+        self._known = (weights, result.geodesic_sharpness)
+        return result.geodesic_sharpness, round(self._cost.last, 4)
+
+    def _run(self, run: Callable[[], T]) -> T:
+        """Runs on every process, unnoticed by the training; warnings are given once, by one process."""
+        with untouched(), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always", GeosharpWarning)
+            result = together(run)
+        for warning in heard:
+            self._say(str(warning.message), warning.category)
+        return result
+
+    def _prepare(self, args: Any, model: nn.Module, loader: Any) -> Measurement:
+        """The measurement that belongs to a model and a set-up; what cannot work fails here."""
+        compute = self._compute()
+
+        def prepare() -> Measurement:
+            refuse(model, args)
+            return Measurement.prepare(
+                model,
+                self._data if self._are_batches else find_source(self._data, model, args, self._trainer, loader),
+                self._choice,
+                self._sized(args),
+                loss=self._function,
+                compute=compute,
+                hooked=not alone() or getattr(args, "deepspeed_plugin", None) is not None,
+            )
+
+        return self._run(prepare)
+
+    def _sized(self, args: Any) -> Settings:
+        """The settings, with micro-batches that need about as much memory as training does."""
+        if self._settings.micro_batch is not None:
+            return self._settings
+        # The second name is the older one of the first.
+        saving = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", False)
+        size = 1 if saving else args.per_device_train_batch_size
+        return replace(self._settings, micro_batch=size)
+
+    def _compute(self) -> Callable[[nn.Module, dict[str, Any]], Any] | None:
+        """The Trainer's loss, if asked for."""
+        trainer = self._trainer
+        if self._loss == "trainer":
+            if trainer is None:
+                raise UsageError("loss='trainer' needs the trainer: use GeodesicSharpnessCallback(...).attach(trainer)")
+            return lambda model, batch: trainer.compute_loss(model, batch, return_outputs=True)
+        if self._loss is None and trainer is not None and (how := other_loss(trainer)) is not None:
+            self._say(
+                f"the trainer {how}; what is measured is the loss that the model itself returns. loss='trainer' "
+                "measures the trainer's, loss='model' leaves this warning out"
+            )
+        return None
+
+    def _all_processes_log(self) -> bool:
+        """Whether a measurement, which all processes take part in, may happen where a record is logged.
+
+        An ``evaluate`` of a subclass may log on one process only; its ``on_evaluate`` is called on all.
+        """
+        trainer = self._trainer
+        return alone() or trainer is None or _known_evaluate(type(trainer))
+
+    def _say(self, text: str, category: type[Warning] = GeosharpWarning) -> None:
+        """Warns once, in one process."""
+        if text not in self._said and first_of_all():
+            warnings.warn(text, category, stacklevel=2)
+        self._said.add(text)
+
+
+def _checked_every(every: Any) -> Every:
+    if every in ("evaluate", "epoch"):
+        return every
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+        return every
+    raise UsageError(f"every is {every!r}; it is 'evaluate', 'epoch' or a number of steps")
+
+
+def _radii(rho: float | Sequence[float] | None) -> tuple[float, ...]:
+    if rho is None:
+        return ()
+    try:
+        return tuple(float(r) for r in rho) if isinstance(rho, Sequence) else (float(rho),)
+    except (TypeError, ValueError):
+        raise UsageError(f"rho is {rho!r}; it is a number or a sequence of numbers") from None
+
+
+def _evaluated(record: Mapping[str, Any]) -> str | None:
+    """The prefix of the evaluation that a record is of: it has a runtime and a speed under it."""
+    for key in record:
+        prefix = key.removesuffix("_samples_per_second")
+        if prefix != key and prefix != "train" and f"{prefix}_runtime" in record:
+            return prefix
+    return None
+
+
+def _losing(record: Mapping[str, Any]) -> str | None:
+    """The prefix of metrics without a runtime."""
+    return next((key.removesuffix("_loss") for key in record if key.endswith("_loss")), None)
+
+
+def _known_evaluate(kind: Any) -> bool:
+    return kind.evaluate in (Trainer.evaluate, Seq2SeqTrainer.evaluate)

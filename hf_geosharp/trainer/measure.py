@@ -1,0 +1,174 @@
+"""One measurement: the model of the moment, on the fixed batches, under the loss that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.errors import UsageError
+from hf_geosharp.scoring import versions
+from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.objective import Batch, own_loss, rows
+from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.symmetry.inputs import call
+from hf_geosharp.tasks.batches import accepted_keys, batches_from
+from hf_geosharp.tasks.kinds import task_of, weight
+from hf_geosharp.trainer.data import Choice, Source, choose, fitted
+from hf_geosharp.trainer.subject import subject
+
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
+Loss = Callable[[Any, Mapping[str, Any]], Tensor]
+
+
+class TrainerLoss(nn.Module):
+    """A model that returns the loss which its Trainer computes, with its own outputs.
+
+    ``compute`` must be a plain function: a copy of the module then does not copy the Trainer.
+    """
+
+    def __init__(self, inner: nn.Module, compute: ComputeLoss) -> None:
+        super().__init__()
+        self.inner = inner
+        self.config = getattr(inner, "config", None)
+        self._compute = compute
+        self._stored = _dtype(inner)
+
+    def forward(self, **batch: Any) -> dict[str, Any]:
+        """Loss and outputs; outputs alone on the float64 copy that symmetries are proved on.
+
+        A loss with constants in float32, such as weights of classes, could not be computed there.
+        """
+        if _dtype(self.inner) != self._stored:
+            accepted = accepted_keys(self.inner)
+            known = {key: value for key, value in batch.items() if accepted is None or key in accepted}
+            if known:
+                return {"outputs": self.inner(**known)}
+        loss, outputs = self._compute(self.inner, batch)
+        return {"loss": loss, "outputs": outputs}
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """float64, or everything else, which is scored in float32."""
+    return torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a measurement is taken on, and how; the same throughout a training.
+
+    ``loss`` is the user's function of outputs and batch, ``compute`` the Trainer's; with neither it is the model's own.
+    """
+
+    batches: Sequence[Batch]
+    settings: Settings
+    identity: Mapping[str, Any]
+    loss: Loss | None = None
+    compute: ComputeLoss | None = None
+    hooked: bool = False
+
+    @classmethod
+    def prepare(
+        cls,
+        model: nn.Module,
+        data: Any,
+        choice: Choice,
+        settings: Settings,
+        *,
+        loss: Loss | None = None,
+        compute: ComputeLoss | None = None,
+        hooked: bool = False,
+    ) -> Measurement:
+        """Chooses the batches and tries one forward pass, so that what cannot work fails before the training.
+
+        ``data`` is a Source, or batches.
+
+        Raises:
+            GeosharpError: as :mod:`hf_geosharp.trainer.data`, :mod:`hf_geosharp.trainer.subject` and
+                :func:`hf_geosharp.sharpness.borrow.borrow`; the model gives no loss.
+        """
+        with subject(model, hooked=hooked) as inner:
+            scored = _scored(inner, compute)
+            if isinstance(data, Source):
+                drawn, identity = choose(data, choice)
+                batches, _ = fitted(drawn, scored, choice, private=loss is not None)
+            else:
+                batches, identity = batches_from(
+                    data, scored, samples=choice.samples, batch_size=choice.batch_size, seed=choice.seed
+                )
+                identity = {"id": "batches", **identity}
+            measurement = cls(tuple(batches), settings, identity, loss, compute, hooked)
+            measurement._try(scored)
+        return measurement
+
+    def _try(self, scored: nn.Module) -> None:
+        with borrow(scored), torch.no_grad():
+            device = next(scored.parameters()).device
+            few = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in rows(self.batches[0], 0, 2).items()}
+            loss = (self.loss or own_loss)(call(scored, few), few)
+        if not isinstance(loss, Tensor):
+            raise UsageError(f"the loss of a batch is a {type(loss).__name__}; it is a tensor")
+
+    def take(self, model: nn.Module, step: int) -> SharpnessResult:
+        """The sharpness of the model as it is now.
+
+        Raises:
+            GeosharpError: as :func:`hf_geosharp.sharpness.estimate.estimate`.
+        """
+        with subject(model, hooked=self.hooked) as inner:
+            task = task_of(type(inner).__name__)
+            return estimate(
+                _scored(inner, self.compute),
+                self.batches,
+                self.settings,
+                loss=self.loss,
+                # What a loss of the user's returns is per sample, whatever the model's own loss is.
+                weight=None if self.loss else lambda batch: weight(task, batch),
+                model_identity={
+                    "id": getattr(getattr(inner, "config", None), "_name_or_path", "") or type(inner).__name__,
+                    "class": type(inner).__name__,
+                    "task": task.name if task else None,
+                    "parameters": sum(p.numel() for p in inner.parameters()),
+                    "step": step,
+                },
+                data_identity=self.identity,
+                versions=versions(),
+            )
+
+
+def _scored(inner: nn.Module, compute: ComputeLoss | None) -> nn.Module:
+    return inner if compute is None else TrainerLoss(inner, compute)
+
+
+NAMED_LOSSES = ("model", "trainer")
+NamedLoss = Literal["model", "trainer"]
+
+
+def function_of(loss: Loss | str | None) -> Loss | None:
+    """The user's own function, if the loss is one.
+
+    Raises:
+        UsageError: neither a function nor a name of a loss.
+    """
+    if loss is None or callable(loss):
+        return loss
+    if loss in NAMED_LOSSES:
+        return None
+    raise UsageError(f"loss is {loss!r}; it is 'model', 'trainer', or a function of outputs and batch")
+
+
+def other_loss(trainer: Any) -> str | None:
+    """In what a Trainer's loss differs from its model's own; None if it does not."""
+    from transformers import Trainer
+
+    if getattr(trainer, "label_smoother", None) is not None:
+        return "smooths labels"
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        return "has a compute_loss_func"
+    if type(trainer).compute_loss is not Trainer.compute_loss:
+        return f"has a compute_loss of its own ({type(trainer).__name__})"
+    return None

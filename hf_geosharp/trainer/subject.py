@@ -1,0 +1,198 @@
+"""The model that is measured: the one in training without its wrappers, or where need be a merged or plain copy.
+
+What cannot be measured is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_geosharp.errors import UnsupportedModelError
+from hf_geosharp.sharpness.borrow import check
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def refuse(model: nn.Module, args: Any = None) -> None:
+    """Stops where a set-up keeps the weights so that they cannot be perturbed.
+
+    Args:
+        model: as the Trainer has it.
+        args: the TrainingArguments.
+
+    Raises:
+        UnsupportedModelError: ZeRO-3, FSDP, sharded or quantised or offloaded weights.
+        ModelError: NaN in a parameter.
+    """
+    for applies, reason in _REFUSED:
+        if applies(model, args):
+            raise UnsupportedModelError(
+                f"{reason} Train without the callback and score the saved checkpoints: hf-geosharp score CHECKPOINT."
+            )
+    check(unwrap(model))
+
+
+def _zero_3(model: nn.Module, args: Any) -> bool:
+    plugin = getattr(args, "deepspeed_plugin", None)
+    return getattr(plugin, "zero_stage", 0) == 3 or any(hasattr(p, "ds_id") for p in model.parameters())
+
+
+def _fsdp(model: nn.Module, args: Any) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return bool(getattr(args, "fsdp", None)) or any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
+
+
+def _sharded(model: nn.Module, args: Any) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+_REFUSED: tuple[tuple[Callable[[nn.Module, Any], bool], str], ...] = (
+    (
+        _zero_3,
+        "DeepSpeed ZeRO-3 keeps only a part of each weight on a process, and gathers it while a layer runs: there is "
+        "no whole model to perturb.",
+    ),
+    (
+        _fsdp,
+        "FSDP keeps only a part of each weight on a process, and gathers it while a layer runs: there is no whole "
+        "model to perturb.",
+    ),
+    (_sharded, "The weights are sharded over processes (DTensor): there is no whole model to perturb."),
+)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module that the user wrote, out of DDP, DataParallel, DeepSpeed's engine and torch.compile."""
+    from accelerate.utils import extract_model_from_parallel
+
+    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
+    return inner
+
+
+@contextmanager
+def subject(model: nn.Module, *, hooked: bool = False) -> Iterator[nn.Module]:
+    """The model to be measured. It is the one in training, or a copy where that would notice:
+
+    - a PEFT model is merged on a copy in float32, for merging and unmerging changes the base weights;
+    - weights with gradient hooks (layer-wise optimizers step in them, reporters record in them) are copied;
+    - half-precision weights are copied where the set-up has hooks of its own (``hooked``: DDP, DeepSpeed), which
+      would be lost when the weights are widened.
+
+    Autocast that accelerate put around ``forward`` and compiled code are left out meanwhile: in half precision a small
+    perturbation disappears.
+
+    Raises:
+        UnsupportedModelError: adapters that cannot be merged, or a model that cannot be copied and would have to be.
+    """
+    inner = unwrap(model)
+    with _as_written(inner):
+        if _has_adapters(inner):
+            yield _merged(inner)
+        elif _notices(inner, hooked):
+            yield _copied(inner, "its weights have gradient hooks")
+        else:
+            yield inner
+
+
+def _notices(model: nn.Module, hooked: bool) -> bool:
+    return any(
+        p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) or (hooked and p.dtype in _HALF)
+        for p in model.parameters()
+    )
+
+
+def _copied(model: nn.Module, why: str) -> nn.Module:
+    try:
+        twin = copy.deepcopy(model)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has to be copied to be measured, because {why}, and cannot be "
+            f"({type(error).__name__}: {error})."
+        ) from error
+    for p in twin.parameters():
+        p.grad = None
+    return twin
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    """Whether PEFT wrapped the model, or put layers of its own into it."""
+    return hasattr(model, "peft_config") or any(
+        hasattr(m, "base_layer") and hasattr(m, "active_adapters") for m in model.modules()
+    )
+
+
+def _merged(model: nn.Module) -> nn.Module:
+    kinds = sorted({str(getattr(c, "peft_type", c)).split(".")[-1] for c in _adapters(model).values()})
+    # Looked up on the class: attributes of the instance are those of its tuner, and of its base model.
+    tuner = getattr(model, "base_model", None)
+    if not hasattr(model, "get_base_model") or not callable(getattr(type(tuner), "merge_and_unload", None)):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has adapters ({', '.join(kinds)}) that cannot be merged into its weights, and "
+            "only merged weights can be measured. Use LoRA or its kin through peft.get_peft_model, or leave the "
+            "callback out."
+        )
+    twin: Any = _copied(model, "its adapters have to be merged")
+    if any(p.dtype in _HALF for p in twin.parameters()):
+        twin = twin.float()
+    try:
+        merged: nn.Module = twin.merge_and_unload()
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the adapters ({', '.join(kinds)}) of {type(model).__name__} cannot be merged: {error}"
+        ) from error
+    return merged
+
+
+def _adapters(model: nn.Module) -> Mapping[str, Any]:
+    found = getattr(model, "peft_config", {})
+    return found if isinstance(found, Mapping) else {"default": found}
+
+
+@contextmanager
+def _as_written(model: nn.Module) -> Iterator[None]:
+    """The class's own forward, without accelerate's autocast and without compiled code."""
+    written = model.__dict__.get("_original_forward")
+    patched = model.__dict__.get("forward")
+    compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
+    regions = [
+        (m._modules, name, child)
+        for m in model.modules()
+        for name, child in m._modules.items()
+        if isinstance(getattr(child, "_orig_mod", None), nn.Module)
+    ]
+    try:
+        if written is not None and patched is not None:
+            model.forward = written
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        for modules, name, child in regions:
+            modules[name] = child._orig_mod  # type: ignore[union-attr, assignment]
+        yield
+    finally:
+        if written is not None and patched is not None:
+            model.forward = patched
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
+        for modules, name, child in regions:
+            modules[name] = child
+
+
+def fingerprint(model: nn.Module) -> tuple[int, ...]:
+    """A checksum of each weight and buffer over its bits, at the cost of reading them: equal for equal weights."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return tuple(int(_bits(t.detach()).sum(dtype=torch.int64)) for t in tensors if t.numel() and not t.is_meta)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(whole[tensor.element_size()]) if tensor.is_floating_point() else tensor

@@ -1,0 +1,29 @@
+"""Calls of the metric and what they give, on models that ship with it; in float64, so that the digits are the same."""
+
+_ON_CPU = {"dtype": "float64", "device": "cpu", "steps": 5}
+_DIGITS = {**_ON_CPU, "samples": 64, "batch_size": 32}
+_REVIEWS = {
+    **_ON_CPU,
+    "model_id": "demo:vader-bert",
+    "batch_size": 2,
+    "predictions": ["a wonderful film", "dull and far too long", "the cast is superb", "a waste of time"],
+}
+
+test_cases = [
+    {**_DIGITS, "model_id": "demo:digits-vit", "result": {"geodesic_sharpness": 0.379023, "stderr": 0.0617472}},
+    # The same function at other weights.
+    {**_DIGITS, "model_id": "demo:digits-vit-twin", "result": {"geodesic_sharpness": 0.379023, "stderr": 0.0617472}},
+    {
+        **_DIGITS,
+        "model_id": "demo:digits-vit",
+        "metric": "mix",
+        "result": {"geodesic_sharpness": 0.0812648, "stderr": 0.00608843},
+    },
+    {
+        **_REVIEWS,
+        "references": ["positive", "negative", "positive", "negative"],
+        "result": {"geodesic_sharpness": 0.00200655, "stderr": 0.00158227},
+    },
+    {**_REVIEWS, "references": [1, 0, 1, 0], "result": {"geodesic_sharpness": 0.00200655, "stderr": 0.00158227}},
+    {**_REVIEWS, "labels": "model", "result": {"geodesic_sharpness": 5.87400e-05, "stderr": 4.92058e-05}},
+]

@@ -1,0 +1,114 @@
+"""What the text of a card says of a score, and the command in it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+import pytest
+
+from hf_geosharp.cards import card, section
+from hf_geosharp.cards.reproduce import command
+from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Reproducible
+from tests.cards.results import COMMIT, MODEL, make_result
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """What the command line makes of the command in the text."""
+    from hf_geosharp.cli.score import command as score
+
+    line = next(line for line in text.splitlines() if line.startswith("$ "))
+    program, name, *rest = shlex.split(line[2:])
+    assert (program, name) == ("hf-geosharp", "score")
+    context = score.make_context("score", rest)
+    assert isinstance(context, click.Context)
+    return context.params
+
+
+def test_value_interval_settings_and_versions() -> None:
+    text = section.render(make_result(), MODEL)
+    assert (
+        "**0.0125000** nats ± 0.0005 (95 % interval 0.006 to 0.019) on nyu-mll/glue, config sst2, split train" in text
+    )
+    assert "radius ρ = 0.1" in text
+    assert "inv, geodesic second, worst case" in text
+    assert "32 pairs, 2,048 dimensions divided out" in text
+    assert "256 in batches of 128, seed 0" in text
+    assert "20; converged in 1 of 2 batches" in text
+    assert "Taken with hf-geosharp 0.1.0, torch 2.13.0." in text
+    assert "no certificate of generalization" in text
+    assert "| 0.03 | 0.00400000 | 0.001 to 0.007 |" in text
+    assert "None" not in text
+    assert "$" not in text.replace("\n$ hf-geosharp", "")
+
+
+def test_the_command_takes_the_same_score() -> None:
+    params = arguments(command(make_result(), MODEL))
+    expected = {
+        "model": MODEL, "data": "nyu-mll/glue", "data_config": "sst2", "split": "train", "task": "text-classification",
+        "text_column": "sentence", "label_column": "label", "metric": "inv", "geodesic": "second", "symmetries": "full",
+        "rho": (0.1, 0.03), "samples": 256, "batch_size": 128, "steps": 20, "seed": 0, "average": False,
+        "baselines": True, "labels": "data", "dtype": "float32", "revision": COMMIT,
+    }  # fmt: skip
+    assert {name: params[name] for name in expected} == expected
+
+
+def test_the_command_of_local_files_names_no_folder() -> None:
+    result = make_result(
+        model={"id": "/secret/my model", "task": "causal-lm", "dtype": "float64"},
+        data={"id": "/secret/it's.csv", "split": "train", "columns": {"text": "a b"}, "labels": "model"},
+        mode="average", baselines={}, rho=1e-7, curve=[CurvePoint(1e-7, 0.0125, None, None, None)],
+    )  # fmt: skip
+    params = arguments(command(result, "my model"))
+    assert (params["model"], params["data"], params["text_column"]) == ("./my model", "./it's.csv", "a b")
+    assert (params["labels"], params["average"], params["dtype"], params["rho"]) == ("model", True, "float64", (1e-7,))
+
+
+def test_a_score_of_python_has_no_command() -> None:
+    result = make_result(data={"fingerprint": "abc"})
+    assert "by `hf_geosharp.score`" in command(result, MODEL)
+    assert "custom data" in section.render(result, MODEL)
+
+
+def test_a_label_map_is_mentioned() -> None:
+    assert "--label-map" in command(make_result(data={"id": "x.csv", "labels": "label map"}), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stderr": None, "interval95": None}, "one batch, so without an interval"),
+        ({"reproducible": Reproducible(False, 0.5, "x")}, "**This score is not reproducible**"),
+        ({"reproducible": Reproducible(None, None, "x")}, "not checked"),
+        ({"data": {"id": "x.csv", "split": "test"}}, "It is of the split test"),
+        ({"mode": "average"}, "mean rise of the mean loss"),
+        ({"metric": "adaptive"}, "the same function at other weights can have another score"),
+        ({"pairs": PairSummary(1, 2, dropped=["a", "b"])}, "2 dropped"),
+        ({"data": {"id": "x.csv", "labels": "model"}}, "divergence from the model's own output"),
+        ({"data": {"id": "we|ird `name` <b> [x]"}}, r"we\|ird \`name\` \<b\> \[x\]"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else str(value)[:40],
+)
+def test_what_a_reader_must_know_is_said(changes: dict[str, Any], said: str) -> None:
+    assert said in section.render(make_result(**changes), MODEL)
+
+
+def test_the_picture_has_an_alternative_text() -> None:
+    text = section.render(make_result(), MODEL, picture="p.png")
+    assert "![Geodesic sharpness by radius: 0.00400000 at ρ = 0.03, 0.0125000 at ρ = 0.1](p.png)" in text
+
+
+def test_the_section_is_replaced_where_it_stands() -> None:
+    before = f"# T\n\n{section.START}\nold\n{section.END}\n\n## More\n".encode()
+    merged = card.merge(before, make_result(), MODEL).decode()
+    assert "old" not in merged
+    assert merged.endswith(f"{section.END}\n\n## More\n")
+    assert card.remove(merged.encode()).decode() == "# T\n\n## More\n"
+
+
+def test_a_new_card_names_the_model_and_claims_nothing() -> None:
+    text = card.new(MODEL).decode()
+    assert "# small-bert\n" in text
+    assert "license" not in text
+    card.check(text.encode())

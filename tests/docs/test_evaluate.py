@@ -1,0 +1,65 @@
+"""The page about evaluate: its snippets run one after the other, its commands parse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hf_geosharp import registration
+from hf_geosharp.cli import main
+from tests.metrics.caches import ACCURACY, evaluate_cache, put_metric
+
+__all__ = ["evaluate_cache"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("evaluate.md", "cli.md")}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_snippets_run(evaluate_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    registration.register()
+    put_metric("accuracy", ACCURACY)
+    snippets = blocks("evaluate.md", "python")
+    assert len(snippets) == 9
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"docs/evaluate.md, snippet {number}", "exec"), names)
+    [saved] = (tmp_path / "results").iterdir()
+    assert json.loads(saved.read_text())["geodesic_sharpness"] > 0
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_parse(page: str) -> None:
+    lines = [line[2:].split("#")[0].strip() for block in blocks(page, "console") for line in block.splitlines()]
+    group = click.Context(main)
+    assert lines
+    for line in lines:
+        name, *arguments = shlex.split(line.removeprefix("hf-geosharp").removeprefix("hf geosharp"))
+        command = main.get_command(group, name)
+        assert command is not None, line
+        command.make_context(name, arguments, parent=group)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_options_that_are_named_exist(page: str) -> None:
+    for path in re.findall(r"`((?:tests|metrics|hf_geosharp|docs)/[\w./-]*)`", PAGES[page]):
+        assert (ROOT / path).exists(), path
+    options = {o for name in main.list_commands(click.Context(main)) for o in _options(name)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page])) - {"--help"} <= options
+
+
+def _options(name: str) -> set[str]:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return {option for parameter in command.params for option in parameter.opts}

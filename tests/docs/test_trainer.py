@@ -1,0 +1,50 @@
+"""The page about the Trainer: its snippets run one after the other, and what it names exists."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_geosharp import GeodesicSharpnessCallback
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    snippets = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert len(snippets) == 5
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"docs/trainer.md, snippet {number}", "exec"), names)
+    assert all(record["eval_geodesic_sharpness"] > 0 for record in names["evaluations"])
+    best = names["trainer"].state
+    assert best.best_metric == min(r["eval_geodesic_sharpness"] for r in best.log_history if "eval_loss" in r)
+    stored = json.loads((Path(best.best_model_checkpoint) / "trainer_state.json").read_text())
+    assert stored["best_metric"] == best.best_metric
+
+
+def test_every_argument_is_named_and_every_argument_named_exists() -> None:
+    arguments = set(inspect.signature(GeodesicSharpnessCallback).parameters)
+    assert {name for name in arguments if f"`{name}" not in PAGE and f"{name}=" not in PAGE} == set()
+
+
+def test_files_that_are_named_exist() -> None:
+    named = re.findall(r"`((?:tests|hf_geosharp)/[\w./-]*)`", PAGE) + re.findall(r"\]\(((?!http)[^)]+)\)", PAGE)
+    assert named
+    for path in named:
+        assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), path
+
+
+def test_the_defaults_that_are_named_are_the_defaults() -> None:
+    defaults = {n: p.default for n, p in inspect.signature(GeodesicSharpnessCallback).parameters.items()}
+    assert f"`samples` ({defaults['samples']})" in PAGE
+    assert f"`batch_size` ({defaults['batch_size']}; one ball a batch)" in PAGE

@@ -1,0 +1,478 @@
+"""Many processes: what they tell each other, and that a score is the same however many take it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hf_geosharp import parallel, score
+from hf_geosharp.errors import DataError, GeosharpWarning, UsageError, WorldError
+from hf_geosharp.parallel import World
+from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
+
+LAUNCHERS = [name for names in parallel._LAUNCHERS for name in names]
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_GRACE", 0.5)
+    for name in (*LAUNCHERS, "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"):
+        # Set first, so that what the code sets is taken back too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+# --------------------------------------------------------------------------------- a world of threads around one store
+
+
+def in_threads(size: int, work: Callable[[World], Any], timeout: float = 30.0) -> list[Any]:
+    """What each rank returns, or the exception that it ends with."""
+    store, out = dist.HashStore(), [None] * size
+
+    def run(rank: int) -> None:
+        world = World(rank, size, store, timeout)
+        try:
+            with world.together():
+                out[rank] = work(world)
+        except BaseException as error:
+            out[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_ranks_get_what_all_gave_in_order(size: int) -> None:
+    def work(world: World) -> Any:
+        time.sleep(0.02 * ((world.rank * 3) % size))
+        return [world.gather((world.rank, round)) for round in range(4)], world.broadcast(f"of {world.rank}")
+
+    expected = ([[(rank, round) for rank in range(size)] for round in range(4)], "of 0")
+    assert in_threads(size, work) == [expected] * size
+
+
+def test_sums_are_the_same_on_all_ranks_whatever_comes_first() -> None:
+    values = [1e16, 1.0, -1e16, 1e-3]
+    assert in_threads(4, lambda world: world.sum(values[world.rank])) == [1.001] * 4
+    assert all(x != x for x in in_threads(2, lambda world: world.sum(float("inf") * (1 - 2 * world.rank))))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 12])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_every_piece_of_work_is_one_rank_s(size: int, count: int) -> None:
+    worlds = [World(rank, size) for rank in range(size)]
+    assert sorted(x for w in worlds for x in w.share(range(count))) == list(range(count))
+    assert [i for w in worlds for i in range(*w.span(count))] == list(range(count))
+    sizes = [stop - start for start, stop in (w.span(count) for w in worlds)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_gathers_leave_nothing_behind() -> None:
+    store = dist.HashStore()
+    worlds = [World(rank, 2, store) for rank in range(2)]
+
+    def work(world: World) -> None:
+        for _ in range(50):
+            world.gather("x" * 1000)
+
+    threads = [threading.Thread(target=work, args=(world,)) for world in worlds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.num_keys() <= 4
+
+
+def test_one_failure_stops_all_with_its_message() -> None:
+    def work(world: World) -> Any:
+        if world.rank == 1:
+            raise DataError("row 7 is empty")
+        return world.gather(None)
+
+    zero, one, two = in_threads(3, work)
+    assert (type(one), str(one)) == (DataError, "row 7 is empty")
+    for other in (zero, two):
+        assert (type(other), str(other)) == (DataError, "rank 1: row 7 is empty")
+
+
+def test_a_failure_is_seen_amid_work() -> None:
+    def work(world: World) -> None:
+        if world.rank == 0:
+            raise ZeroDivisionError("odd")
+        while True:
+            time.sleep(0.01)
+            world.poll()
+
+    zero, one = in_threads(2, work)
+    assert type(zero) is ZeroDivisionError
+    assert (type(one), str(one)) == (WorldError, "rank 0: ZeroDivisionError: odd")
+
+
+def test_ctrl_c_in_one_is_ctrl_c_in_all() -> None:
+    def work(world: World) -> None:
+        if world.rank == 1:
+            raise KeyboardInterrupt
+        world.gather(None)
+
+    assert [type(e) for e in in_threads(2, work)] == [KeyboardInterrupt] * 2
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_rank_0_tells_the_user_before_the_others_end(failing: int) -> None:
+    told: list[str] = []
+
+    def work(world: World) -> None:
+        world.report = lambda error: told.append(str(error))
+        if world.rank == failing:
+            raise DataError("broken")
+        world.gather(None)
+
+    errors = in_threads(2, work)
+    assert told == ["broken" if failing == 0 else "rank 1: broken"]
+    assert [error.reported for error in errors] == [True, True]
+
+
+def test_a_rank_without_a_sign_of_life_is_given_up_by_name() -> None:
+    def work(world: World) -> None:
+        if world.rank == 1:
+            world.tell({"batch": 3})
+            time.sleep(2.0)
+            world.poll(now=True)
+        world.gather(None)
+
+    started = time.monotonic()
+    zero, one = in_threads(2, work, timeout=0.7)
+    assert isinstance(zero, WorldError)
+    assert "rank 1 of 2 shows no sign of life for 0.7 s (its last word: {'batch': 3})" in str(zero)
+    assert "rank 0: rank 1 of 2 shows no sign of life" in str(one)
+    assert time.monotonic() - started < 10
+
+
+def test_a_slow_rank_that_tells_of_itself_is_waited_for() -> None:
+    def work(world: World) -> list[int]:
+        for step in range(12 if world.rank == 1 else 0):
+            time.sleep(0.15)
+            world.tell({"step": step})
+        return world.gather(world.rank)
+
+    assert in_threads(2, work, timeout=0.7) == [[0, 1]] * 2
+
+
+def test_others_are_heard_of_while_they_work() -> None:
+    seen: list[Any] = []
+
+    def work(world: World) -> None:
+        if world.rank == 1:
+            world.tell({"done": 5})
+            time.sleep(0.3)
+        world.gather(None, waiting=lambda: seen.append(world.heard()))
+
+    in_threads(2, work)
+    assert [None, {"done": 5}] in seen
+
+
+def test_a_store_that_is_gone_is_said_in_words() -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("Connection reset by peer\nstack of C++")
+
+    with pytest.raises(WorldError, match=r"cannot be reached any more.*: Connection reset by peer$"):
+        World(0, 2, Gone()).gather(1)
+
+
+def test_only_rank_0_warns() -> None:
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rank in range(2):
+            store = dist.HashStore()
+            store.set("left/1", "1")
+            with World(rank, 2, store).together():
+                warnings.warn("once", GeosharpWarning, stacklevel=1)
+    assert len(caught) == 1
+
+
+# ----------------------------------------------------------------------------------------------- finding the world
+
+
+def test_without_a_launcher_nothing_is_initialised() -> None:
+    world = World.find()
+    assert (world.rank, world.size, world.leads) == (0, 1, True)
+    assert not dist.is_initialized()
+    assert world.gather(3) == [3]
+
+
+@pytest.mark.parametrize("rank", ["0", None])
+def test_a_launcher_of_one_process_is_no_world(monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    assert World.find().size == 1
+    assert not dist.is_initialized()
+
+
+def test_a_size_without_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(WorldError, match=r"WORLD_SIZE is 2, but RANK is not set.*unset WORLD_SIZE"):
+        World.find()
+
+
+def test_a_size_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(WorldError, match="have to be numbers"):
+        World.find()
+
+
+def test_processes_that_each_see_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    # As Accelerate does when it is told nothing on a machine without a GPU, or was used before.
+    monkeypatch.setattr(parallel, "_join", lambda *_: None)
+    with pytest.raises(WorldError, match="the launcher started 2 processes, but this one sees 1"):
+        World.find()
+
+
+def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError, match=r"'cuda:1' for each of 2 processes.*Pass 'cuda'"):
+        World.find("cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("node[03-07,9],other", "node03"), ("gpu-a,gpu-b", "gpu-a"), ("n[1,3]", "n1"), ("one", "one"), ("", "127.0.0.1")],
+)
+def test_a_slurm_step_is_a_world(monkeypatch: pytest.MonkeyPatch, hosts: str, first: str) -> None:
+    step = {"STEP_NUM_TASKS": "8", "PROCID": "5", "LOCALID": "1", "STEP_TASKS_PER_NODE": "4(x2)", "JOB_ID": "70123"}
+    for name, value in (step | {"STEP_NODELIST": hosts}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert parallel._launched() == 8
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [os.environ[name] for name in names] == ["8", "5", "1", "4", first, "30123"]
+
+
+def test_a_launcher_inside_a_slurm_step_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "WORLD_SIZE": "8", "RANK": "6"}.items():
+        monkeypatch.setenv(name, value)
+    assert parallel._launched() == 8
+    assert os.environ["RANK"] == "6"
+
+
+# --------------------------------------------------------------------------------------------------- real processes
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch(size: int, function: str, *arguments: str, ranks: range | None = None, **environment: str) -> Any:
+    """Starts this file's ``function`` in processes, by the variables that all launchers set."""
+    port = str(free_port())
+    common = os.environ | {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    } | environment  # fmt: skip
+    command = [sys.executable, "-m", "tests.test_parallel", function, *arguments]
+    return [
+        subprocess.Popen(
+            command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
+        )
+        for rank in ranks or range(size)
+    ]  # fmt: skip
+
+
+def finished(processes: Any, timeout: float = 300.0) -> list[tuple[int, str, str]]:
+    try:
+        return [(p.wait(timeout), *p.communicate()) for p in processes]
+    finally:
+        for p in processes:
+            p.kill()
+
+
+def results(size: int, function: str, *arguments: str) -> list[Any]:
+    done = finished(launch(size, function, *arguments))
+    assert all(code == 0 for code, _, _ in done), done
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "several radii, evidence and baselines": {"rho": [0.2, 0.1], "baselines": ["adaptive", "euclidean"]},
+    "average": {"average": True, "rho": [0.1, 0.2], "steps": 4},
+    "padded texts": {"text": True},
+    "labels of the model": {"labels": "model", "steps": 2},
+    "micro-batches": {"micro_batch": 4},
+    "one batch": {"count": 1},
+}
+
+
+def scored(text: bool = False, count: int = 4, **options: Any) -> dict[str, Any]:
+    model, batches = (gpt2(), gpt2_batches(count)) if text else (bert(), bert_batches(count, size=7))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    out = score(model, batches, **{"steps": 3, **options}).to_dict() | {"seconds": 0.0}
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    return json.loads(json.dumps(out))  # type: ignore[no-any-return]
+
+
+def all_cases() -> dict[str, Any]:
+    """In float32 spread by batches, in float64 by samples."""
+    spread = {name: scored(**case) for name, case in CASES.items()}
+    split = {name: scored(**case, dtype="float64", shard="samples") for name, case in CASES.items()}
+    return {"batches": spread, "samples": split}
+
+
+def print_cases() -> None:
+    print(json.dumps(all_cases()))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    return all_cases()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_number_of_ranks_gives_the_same(size: int, alone: dict[str, Any]) -> None:
+    ranks = results(size, "print_cases")
+    # Whole batches: to the last bit. Four on three ranks are uneven, one is fewer than ranks.
+    for found in ranks:
+        assert found["batches"] == alone["batches"]
+    # Batches of 7, 6 and fewer rows in parts: the same on all ranks, and to 1e-6 of what one process finds.
+    assert all(found["samples"] == ranks[0]["samples"] for found in ranks)
+    for name, expected in alone["samples"].items():
+        found = ranks[0]["samples"][name]
+        # Language models take their loss in float32 whatever they are: a millionth of it is its rounding.
+        floor = 1e-6 * expected["base_loss"] if name == "padded texts" else 1e-12
+        for point, other in zip(found["curve"], expected["curve"], strict=True):
+            assert point["geodesic_sharpness"] == pytest.approx(other["geodesic_sharpness"], rel=1e-6, abs=floor), name
+        assert found["base_loss"] == pytest.approx(expected["base_loss"], rel=1e-6, abs=1e-12)
+        assert found["baselines"] == pytest.approx(expected["baselines"], rel=1e-6)
+        assert found["passes"] == expected["passes"]
+        assert found["reproducible"]["ok"] == expected["reproducible"]["ok"]
+
+
+def sum_tensors() -> None:
+    world = World.find("cpu")
+    generator = torch.Generator().manual_seed(world.rank)
+    tensors = [torch.randn(shape, generator=generator) for shape in ((3, 4), (600, 700), (5,), ())]
+    tensors.append(torch.randn(6, 5, generator=generator, dtype=torch.float64).T)
+    world.add_(tensors)
+    print(json.dumps([t.double().tolist() for t in tensors]))
+    world.barrier()
+
+
+@pytest.mark.slow
+def test_tensors_are_summed_alike_on_all_ranks() -> None:
+    ranks = results(3, "sum_tensors")
+    assert ranks[0] == ranks[1] == ranks[2]
+    total = None
+    for rank in range(3):
+        generator = torch.Generator().manual_seed(rank)
+        tensors = [torch.randn(shape, generator=generator) for shape in ((3, 4), (600, 700), (5,), ())]
+        tensors.append(torch.randn(6, 5, generator=generator, dtype=torch.float64).T)
+        total = tensors if total is None else [a + b for a, b in zip(total, tensors, strict=True)]
+    assert total is not None
+    for found, expected in zip(ranks[0], total, strict=True):
+        torch.testing.assert_close(torch.tensor(found, dtype=expected.dtype), expected, rtol=1e-5, atol=1e-6)
+
+
+def different(what: str) -> None:
+    rank = int(os.environ["RANK"])
+    model, batches, options = bert(seed=rank * (what == "weights")), bert_batches(2, seed=rank * (what == "data")), {}
+    if what == "steps":
+        options["steps"] = 3 + rank
+    if what == "versions":
+        from hf_geosharp import scoring
+
+        scoring.versions = lambda: {"torch": f"2.{rank}"}
+    if what == "failure" and rank == 1:
+        batches[1]["labels"][0] = 99
+    if what == "nan" and rank == 1:
+        with torch.no_grad():
+            next(model.parameters())[0, 0] = float("nan")
+    score(model, batches, **{"steps": 3, **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("weights", r"WorldError: the processes are not about the same score. rank 1: weights \w+... there, \w+... on"),
+        ("data", "WorldError: .*rank 1: data "),
+        ("steps", "WorldError: .*rank 1: settings: steps 4 there, 3 on rank 0"),
+        ("versions", "WorldError: .*rank 1: versions: torch 2.1 there, 2.0 on rank 0"),
+        ("failure", "DataError: .*labels hold 99"),
+        ("nan", "ModelError: .*NaN"),
+    ],
+)
+def test_ranks_that_differ_are_refused_by_all(what: str, message: str) -> None:
+    import re
+
+    started = time.monotonic()
+    done = finished(launch(2, "different", what))
+    assert [code for code, _, _ in done] == [1, 1]
+    for _, _, err in done:
+        assert re.search(message, err), err
+    assert time.monotonic() - started < 120
+
+
+def dying(how: str) -> None:
+    def progress(state: Any) -> None:
+        if os.environ["RANK"] == "1" and state.stage == "score":
+            if how == "dies":
+                os._exit(7)
+            time.sleep(3600)
+
+    score(bert(), bert_batches(4), steps=3, timeout=5.0, progress=progress)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "hangs"])
+def test_a_rank_that_dies_or_hangs_ends_the_others_with_a_message(how: str) -> None:
+    processes = launch(2, "dying", how)
+    try:
+        _, err = processes[0].communicate(timeout=120)
+        assert processes[0].returncode == 1
+        assert "WorldError: rank 1 of 2 shows no sign of life for 5 s (its last word: {" in err
+    finally:
+        finished(processes[:1])
+        processes[1].kill()
+        processes[1].communicate()
+
+
+def waiting() -> None:
+    World.find("cpu", timeout=4.0)
+
+
+@pytest.mark.slow
+def test_a_world_that_does_not_come_together_is_given_up() -> None:
+    ((code, _, err),) = finished(launch(2, "waiting", ranks=range(1)))
+    assert code == 1
+    assert "WorldError: the 2 processes that the launcher announced did not all meet at 127.0.0.1:" in err
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])

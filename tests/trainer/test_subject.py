@@ -1,0 +1,252 @@
+"""Which model is measured: without wrappers, merged, or copied; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_geosharp import GeodesicSharpnessCallback, score
+from hf_geosharp.errors import ModelError, UnsupportedModelError
+from hf_geosharp.trainer.subject import fingerprint, refuse, subject
+from tests.sharpness.tiny import randomise
+from tests.trainer.tiny import QUICK, bert, evaluations, rows, trainer
+
+
+def batch() -> dict[str, torch.Tensor]:
+    found = rows(8)
+    return {
+        "input_ids": torch.tensor([row["input_ids"] for row in found]),
+        "labels": torch.tensor([row["label"] for row in found]),
+    }
+
+
+def value(model: nn.Module) -> float:
+    return score(model, [batch()], steps=3, reproducibility=False).geodesic_sharpness
+
+
+def snapshot(model: nn.Module) -> tuple[Any, ...]:
+    return (
+        {k: v.clone() for k, v in model.state_dict().items()},
+        [p.requires_grad for p in model.parameters()],
+        [m.training for m in model.modules()],
+        [sorted(vars(m)) for m in model.modules()],
+    )
+
+
+def assert_as_before(model: nn.Module, before: tuple[Any, ...]) -> None:
+    after = snapshot(model)
+    assert all(torch.equal(before[0][k], v) for k, v in after[0].items())
+    assert before[1:] == after[1:]
+
+
+def test_a_plain_model_is_measured_itself() -> None:
+    model = bert()
+    with subject(model) as measured:
+        assert measured is model
+
+
+def test_autocast_and_compiled_code_are_left_out() -> None:
+    from accelerate import Accelerator
+
+    plain = bert().eval()
+    expected = value(plain)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        wrapped = accelerator.prepare_model(copy.deepcopy(plain), evaluation_mode=True)
+        patched = wrapped.forward
+        assert wrapped(**batch()).loss.item() != plain(**batch()).loss.item()
+        with subject(wrapped) as measured:
+            assert value(measured) == expected
+        assert wrapped.forward is patched
+    finally:
+        accelerator.state._reset_state(True)
+    compiled = torch.compile(copy.deepcopy(plain), backend="eager")
+    with subject(compiled) as measured:
+        assert type(measured) is type(plain)
+    inside = copy.deepcopy(plain)
+    inside.bert.compile(backend="eager")
+    inside.classifier = torch.compile(inside.classifier, backend="eager")
+    layer, code = inside.classifier, inside.bert._compiled_call_impl
+    with subject(inside) as measured:
+        assert [name for name, _ in measured.named_parameters()] == [name for name, _ in plain.named_parameters()]
+        assert value(measured) == expected
+    assert inside.classifier is layer
+    assert inside.bert._compiled_call_impl is code
+
+
+def test_a_wrapper_of_parallel_training_is_taken_off() -> None:
+    model = bert()
+    with subject(nn.DataParallel(model)) as measured:
+        assert measured is model
+
+
+@pytest.mark.parametrize("how", ["hook", "post-accumulate", "half and hooked"])
+def test_a_copy_is_measured_where_training_would_notice(how: str) -> None:
+    model = bert()
+    called = []
+    if how == "hook":
+        model.classifier.weight.register_hook(lambda g: called.append(1))
+    elif how == "post-accumulate":
+        model.classifier.weight.register_post_accumulate_grad_hook(lambda p: called.append(1))
+    else:
+        model = model.bfloat16()
+    before = snapshot(model)
+    with subject(model, hooked=True) as measured:
+        assert measured is not model
+        value(measured)
+    assert called == []
+    assert_as_before(model, before)
+
+
+class TestAdapters:
+    @pytest.fixture(autouse=True)
+    def peft(self) -> Any:
+        return pytest.importorskip("peft")
+
+    def lora(self, model: Any, **changes: Any) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        adapted = get_peft_model(
+            model, LoraConfig(**{"r": 2, "target_modules": ["query", "value"], "task_type": "SEQ_CLS", **changes})
+        )
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for name, p in adapted.named_parameters():
+                if "lora_" in name:
+                    p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
+        return adapted
+
+    @pytest.mark.parametrize("changes", [{}, {"use_dora": True}])
+    def test_the_merged_model_is_measured(self, changes: Any) -> None:
+        base = randomise(bert())
+        adapted = self.lora(copy.deepcopy(base), **changes)
+        by_hand = copy.deepcopy(adapted).merge_and_unload()
+        before = snapshot(adapted)
+        with subject(adapted) as measured:
+            assert value(measured) == value(by_hand) != value(base)
+        assert_as_before(adapted, before)
+
+    def test_half_precision_is_merged_in_float32(self) -> None:
+        adapted = self.lora(bert().bfloat16())
+        query = adapted.base_model.model.bert.encoder.layer[0].attention.self.query
+        exact = query.base_layer.weight.float() + query.get_delta_weight("default").float()
+        with subject(adapted) as measured:
+            weight = measured.bert.encoder.layer[0].attention.self.query.weight
+            assert weight.dtype == torch.float32
+            assert torch.allclose(weight, exact, rtol=1e-6, atol=1e-8)
+        assert query.base_layer.weight.dtype == torch.bfloat16
+
+    def test_a_training_of_adapters(self, tmp_path: Path) -> None:
+        weights = []
+        for attached in (False, True):
+            torch.manual_seed(0)
+            trained = trainer(tmp_path, model=self.lora(bert(), lora_dropout=0.2))
+            callback = GeodesicSharpnessCallback(**QUICK)
+            if attached:
+                callback.attach(trained)
+            trained.train()
+            weights.append([p.detach().clone() for p in trained.model.parameters()])
+        assert all(map(torch.equal, *weights))
+        found = [record["eval_geodesic_sharpness"] for record in evaluations(trained)]
+        assert found == [result.geodesic_sharpness for _, result in callback.results]
+        result = callback.results[-1][1]
+        assert result.metric == "inv"
+        assert result.pairs.count == 4
+        assert result.model["class"] == "BertForSequenceClassification"
+
+    def test_adapters_that_cannot_be_merged_are_refused_at_the_start(self, tmp_path: Path) -> None:
+        from peft import PromptTuningConfig, get_peft_model
+
+        adapted = get_peft_model(bert(), PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=2))
+        trained = trainer(tmp_path, model=adapted)
+        GeodesicSharpnessCallback(**QUICK).attach(trained)
+        with pytest.raises(UnsupportedModelError, match=r"PROMPT_TUNING.* cannot be merged"):
+            trained.train()
+        assert trained.state.global_step == 0
+
+    def test_adapters_without_a_wrapper_are_refused(self) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        model = inject_adapter_in_model(LoraConfig(r=2, target_modules=["query"]), bert())
+        with pytest.raises(UnsupportedModelError, match="get_peft_model"), subject(model):
+            pass
+
+
+class TestRefusals:
+    def test_zero_3(self) -> None:
+        with pytest.raises(UnsupportedModelError, match=r"ZeRO-3.*score the saved checkpoints"):
+            refuse(bert(), SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)))
+        refuse(bert(), SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=2)))
+        model = bert()
+        model.classifier.weight.ds_id = 0
+        with pytest.raises(UnsupportedModelError, match="ZeRO-3"):
+            refuse(model)
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> Any:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+        yield
+        dist.destroy_process_group()
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_fsdp(self, world: Any) -> None:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with pytest.raises(UnsupportedModelError, match="FSDP"):
+            refuse(bert(), SimpleNamespace(fsdp=["full_shard"]))
+        wrapped = FullyShardedDataParallel(bert(), device_id=torch.device("cpu"))
+        with pytest.raises(UnsupportedModelError, match="FSDP"):
+            refuse(wrapped)
+
+    def test_sharded_parameters(self, world: Any) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        model = bert()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(UnsupportedModelError, match="DTensor"):
+            refuse(model)
+
+    def test_at_the_start_of_the_training(self, tmp_path: Path) -> None:
+        model = bert()
+        model.classifier.weight.ds_id = 0
+        trained = trainer(tmp_path, model=model)
+        GeodesicSharpnessCallback(**QUICK).attach(trained)
+        with pytest.raises(UnsupportedModelError, match="ZeRO-3"):
+            trained.train()
+        assert trained.state.global_step == 0
+
+    def test_what_no_score_takes(self) -> None:
+        model = bert()
+        with torch.no_grad():
+            model.classifier.bias[0] = float("nan")
+        with pytest.raises(ModelError, match=r"classifier\.bias"):
+            refuse(model)
+
+
+class TestFingerprint:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+    def test_it_changes_with_the_last_bit_of_any_weight(self, dtype: torch.dtype) -> None:
+        model = bert().to(dtype)
+        before = fingerprint(model)
+        assert fingerprint(copy.deepcopy(model)) == before
+        weight = model.classifier.weight.data
+        kept = weight[1, 2].clone()
+        weight[1, 2] = torch.nextafter(kept.float(), torch.tensor(9e9)) if dtype == torch.float32 else kept * 1.01
+        assert fingerprint(model) != before
+        weight[1, 2] = kept
+        assert fingerprint(model) == before
+
+    def test_buffers_count(self) -> None:
+        model = nn.BatchNorm1d(3)
+        before = fingerprint(model)
+        model.running_mean.add_(1)
+        assert fingerprint(model) != before

@@ -1,0 +1,107 @@
+"""A training by two processes, for torchrun: ``two_processes.py OUT SETUP...``; each process writes what it saw."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+
+from hf_geosharp import GeodesicSharpnessCallback
+from tests.trainer.tiny import QUICK, bert, dataset, evaluations, trainer
+
+
+class Heard(TrainerCallback):
+    """Stands where a reporter does."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and "eval_geodesic_sharpness" in logs:
+            self.values.append(logs["eval_geodesic_sharpness"])
+
+
+class FailsOnOne(GeodesicSharpnessCallback):
+    """A measurement that fails on the second process only."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
+        if args.process_index == 1:
+            self._measurement = Failing()
+        super().on_log(args, state, control, logs, **kwargs)
+
+
+class LogsOnOne(Trainer):
+    """Logs its evaluations on the first process only, as the question answering examples do."""
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
+        output = self.evaluation_loop(self.get_eval_dataloader(), "own", metric_key_prefix=metric_key_prefix)
+        output.metrics.update(eval_runtime=1.0, eval_samples_per_second=1.0)
+        if self.args.should_log:
+            self.log(dict(output.metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        return output.metrics
+
+
+class Failing:
+    def take(self, model: Any, step: int) -> Any:
+        raise MemoryError("too little")
+
+
+def main(out: Path, setup: str) -> None:
+    torch.set_num_threads(1)
+    model = bert()
+    if "half" in setup:
+        model = model.bfloat16()
+    changes: dict[str, Any] = {}
+    if "best" in setup:
+        changes = {
+            "metric_for_best_model": "geodesic_sharpness", "greater_is_better": False, "load_best_model_at_end": True,
+            "save_strategy": "epoch", "num_train_epochs": 4,
+        }  # fmt: skip
+    if "accumulate" in setup:
+        changes["gradient_accumulation_steps"] = 2
+    heard, error = Heard(), ""
+    if "overridden" in setup:
+        changes["kind"] = LogsOnOne
+    trained = trainer(out / "run", model=model, callbacks=[heard], train_dataset=dataset(32), **changes)
+    callback = None
+    if "without" not in setup:
+        kind = FailsOnOne if {"failing", "raising"} & set(setup.split("-")) else GeodesicSharpnessCallback
+        callback = kind(on_error="raise" if "raising" in setup else "warn", **QUICK).attach(trained)
+        if "best" in setup:
+            trained.add_callback(EarlyStoppingCallback(1))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            trained.train()
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    digest = hashlib.sha256()
+    for p in trained.model.parameters():
+        digest.update(p.detach().float().numpy().tobytes())
+    rank = trained.args.process_index
+    report = {
+        "world": trained.args.world_size,
+        "weights": digest.hexdigest(),
+        "values": [record.get("eval_geodesic_sharpness") for record in evaluations(trained)],
+        "best": [trained.state.best_metric, trained.state.best_global_step],
+        "steps": trained.state.global_step,
+        "heard": heard.values,
+        "own": [result.geodesic_sharpness for _, result in callback.results] if callback else [],
+        "said": [str(w.message) for w in said if w.category.__name__ == "GeosharpWarning"],
+        "error": error,
+        "random": float(torch.rand(())),
+    }
+    trained.accelerator.wait_for_everyone()
+    (out / f"{setup}-{rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[2:]:
+        main(Path(sys.argv[1]), name)
