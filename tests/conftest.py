@@ -9,6 +9,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests of registration undo this in caches of their own.
 os.environ.setdefault("HF_GEOSHARP_NO_REGISTER", "1")
+# Each test finds symmetries anew, but for those of the cache.
+os.environ.setdefault("HF_GEOSHARP_CACHE", "")
 
 import torch
 

@@ -355,6 +355,68 @@ class PairFrame(Frame):
         return Expansion(outputs[0].detach(), outputs[1].detach(), back)
 
 
+class FactorFrame(PairFrame):
+    """The frame where only isometries are left of GL(d): each factor by itself, in the inv metric, with no gauge.
+
+    inv is invariant under all of GL(d) acting on one factor, so a basis in which that factor is orthonormal is as good
+    as any: with G = Q R, everything happens at Q, and the end point goes back through R. Nothing is projected away; the
+    worst case does not need it.
+    """
+
+    def __init__(self, g: Tensor, h: Tensor, dtype: torch.dtype, *, cutoff: float) -> None:
+        """At (G, H), (copies, N, d) and (copies, M, d) in double precision."""
+        frames, self._through, self._mask = [], [], []
+        for x in (g, h):
+            u, s, vh = torch.linalg.svd(x, full_matrices=False)
+            if s.shape[-1] < x.shape[-1]:
+                pad = x.shape[-1] - s.shape[-1]
+                u, s = torch.nn.functional.pad(u, (0, pad)), torch.nn.functional.pad(s, (0, pad))
+                vh = torch.nn.functional.pad(vh, (0, 0, 0, pad))
+            kept = (s > cutoff * s[..., :1]) & (s > torch.finfo(s.dtype).tiny)
+            frames.append(u * kept.unsqueeze(-2))
+            self._through.append((s.unsqueeze(-1) * vh).to(dtype))
+            self._mask.append(kept)
+        ones = torch.ones(g.shape[0], g.shape[-1], dtype=torch.float64, device=g.device)
+        none = ones.new_empty(0)
+        super().__init__(Inv(), Canonical(frames[0], frames[1], ones, none, none), dtype)
+
+    @property
+    def dimension(self) -> int:
+        """N times the rank of G and M times that of H, twice that if complex."""
+        total = sum(q.shape[-2] * int(m.sum()) for q, m in zip(self.q, self._mask, strict=True))
+        return total * (2 if self.q[0].is_complex() else 1)
+
+    def clip(self, u: Tensors) -> Tensors:
+        """Zero in the columns that a factor does not have."""
+        return tuple(x * m.unsqueeze(-2).to(x.dtype) for x, m in zip(u, self._mask, strict=True))
+
+    def horizontal(self, u: Tensors) -> Tensors:
+        """All of u."""
+        return u
+
+    def _vertical(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p[0])
+
+    def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
+        """G(1) and H(1), of the given order."""
+        return _FactorEnd(self, PairEndPoint(self, cast(Pairwise, self.clip(u)), order), out)
+
+
+class _FactorEnd(EndPoint):
+    def __init__(self, frame: FactorFrame, inner: PairEndPoint, out: Tensors | None) -> None:
+        self._frame, self._inner = frame, inner
+        made = []
+        for i, (x, r) in enumerate(zip(inner.point, frame._through, strict=True)):
+            # Stored transposed, as the end points of pairs are.
+            made.append(torch.bmm(r.mT, x.mT, out=None if out is None else out[i].mT).mT)
+        self.point = tuple(made)
+
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
+        back = tuple((r.conj() @ x.mT).mT for x, r in zip(covector, self._frame._through, strict=True))
+        pulled = self._frame.clip(self._inner.pullback(back, horizontal=False))
+        return pulled if out is None else tuple(o.copy_(p) for o, p in zip(out, pulled, strict=True))
+
+
 @dataclass(frozen=True)
 class Expansion:
     """α and β of both factors, (2, copies, d, d), and the map from their gradients to those in (K, W).

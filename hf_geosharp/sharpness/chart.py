@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
-from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, Order
+from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, FactorFrame, Order
 from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -307,12 +307,15 @@ class Chart:
         del wide
         narrow = self._borrowed.dtype
         cutoff = 1e-6 if narrow == torch.float32 else 1e-12
+        tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow
+        name = f"{first.kind}:{first.group.name}"
+        if first.group.isometric:
+            alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=cutoff)
+            return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic)
         base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff, positive=first.group.positive)
         del factors
         self._report_rank(batch, base)
-        tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow
         frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)
-        name = f"{first.kind}:{first.group.name}"
         return Part(name, frame, tuple(shapes), complex_, self.geometry.geodesic)
 
     def _report_rank(self, batch: _Batch, base: Canonical) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_geosharp.errors import UsageError
+from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.exchange import exchanges
-from hf_geosharp.symmetry.fold import Fold, KeyBias, ValueBias, whole
-from hf_geosharp.symmetry.gains import gains
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
+from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import synthetic
-from hf_geosharp.symmetry.layouts import Layout, declared
+from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import canonical_names
@@ -28,6 +30,7 @@ from hf_geosharp.symmetry.sites import (
     analyse,
     attentions,
     common,
+    in_order,
     views_of,
 )
 from hf_geosharp.symmetry.trace import Trace, trace
@@ -48,6 +51,7 @@ def find_symmetries(
     *,
     preset: str = "full",
     layouts: Sequence[Layout] = (),
+    cached: bool = True,
 ) -> SymmetryMap:
     """The continuous symmetries of a model's attention, and the folds that go with them.
 
@@ -60,12 +64,22 @@ def find_symmetries(
         inputs: an example batch; made up from the configuration if None.
         preset: "full", "attention" (nothing outside attention) or "paper" (its pairs, nothing folds).
         layouts: descriptions of attention modules that a trace cannot see through.
+        cached: look in, and add to, the finds on disk (:mod:`hf_geosharp.symmetry.cache`).
 
     Raises:
         ValueError: no inputs were given and none can be made up.
     """
+    inputs = synthetic(model) if inputs is None else inputs
+    digest = cache.key(model, preset, inputs) if cached and not layouts and not registered() else None
+    known = cache.load(digest) if digest else None
+    if known is not None:
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
     with torch.enable_grad():
-        return _find(model, synthetic(model) if inputs is None else inputs, PRESETS[preset], layouts)
+        found = _find(model, inputs, PRESETS[preset], layouts)
+    if digest:
+        cache.store(digest, found)
+    return found
 
 
 def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], layouts: Sequence[Layout]) -> SymmetryMap:
@@ -144,6 +158,9 @@ def _attend(
         for candidates in exchanges(sites, scope, traced, families):
             pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
     if not pairs:
+        isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
+        pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
+    if not pairs:
         reason = analysis.reason or "no symmetry of the templates holds"
         found.unrecognised.append(f"{scope or 'the model'}.{kind}: {reason}")
         return
@@ -151,6 +168,16 @@ def _attend(
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
+
+
+def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Families) -> Iterator[Pair]:
+    """Pairs of which a norm without weights leaves rotations: of a whole head, or of each frequency."""
+    for pairing in ("", "half", "interleaved") if kind == "qk" else ("",):
+        blocks = in_order(forms, families, pairing)
+        g, h = (views_of(families.members, blocks, side) if blocks else None for side in "gh")
+        if g is not None and h is not None:
+            group = Group(1, complex=True, isometric=True) if pairing else Group(g[0].width, isometric=True)
+            yield Pair("", kind, scope, group, g, h)
 
 
 def _pairs(
@@ -225,16 +252,34 @@ def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
 def _declared_pairs(
     model: nn.Module, names: Mapping[int, str], layouts: Sequence[Layout], found: _Found, trials: Trials
 ) -> Iterator[Pair]:
-    """Pairs of modules that a layout describes and the trace did not see."""
+    """Pairs of modules that a layout describes and the trace did not see.
+
+    Raises:
+        UsageError: a layout of the user's fits no module, or one where it does not hold.
+    """
     taken = {name for p in found.pairs for name in p.parameters}
+    given = [layout.name for layout in (*layouts, *registered())]
+    used: set[str] = set()
     for site in declared(model, names, layouts):
+        used.add(site.layout)
         for kind, candidates in site.candidates.items():
             if any(name in taken for name in candidates[0].parameters):
                 continue
             if not trials.called(site.module):
                 found.unrecognised.append(f"{site.module}.{kind}: not called on the example batch")
                 continue
-            for pair in candidates:
-                if trials.holds(pair, site.module):
-                    yield replace(pair, name=found.names(site.module, kind))
-                    break
+            held = next((p for p in candidates if trials.holds(p, site.module)), None)
+            if held is not None:
+                yield replace(held, name=found.names(site.module, kind))
+            elif site.layout in given:
+                measured = trials.measure(candidates[0], site.module)
+                why = "the module cannot be run by itself"
+                if measured is not None:
+                    why = f"the output moves by {measured[0]:.1e} (by {measured[1]:.1e} when broken on purpose)"
+                raise UsageError(
+                    f"The layout {site.layout!r} does not hold for the {kind} of {site.module}: {why}. "
+                    "Correct its projections, patterns or heads, or leave it out."
+                )
+    for name in given:
+        if name not in used:
+            raise UsageError(f"The layout {name!r} fits no module of this model: check its submodules and head counts.")

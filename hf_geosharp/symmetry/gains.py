@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
@@ -91,9 +91,14 @@ def _gain(
         if bias_name:
             moved[bias_name] = twin.weights[bias_name] * t
         if torch.allclose(twin.run(moved)[0], base[0] * t, rtol=1e-6, atol=1e-9):
-            gamma = weight.detach() + offset
             name = f"{path}.gain" if path else "gain"
             gain = Gain(name, path, gain_name, bias_name, readers, weight.shape[0], offset)
-            # β in units of γ needs γ everywhere.
-            return gain if gain.bias is None or gain.folds_bias or bool((gamma != 0).all()) else None
+            return gain if usable(gain, {gain_name: weight}) else None
     return None
+
+
+def usable(gain: Gain, weights: Mapping[str, Tensor]) -> bool:
+    """Whether the fold can be done at these weights: β in units of γ needs γ everywhere."""
+    if gain.bias is None or gain.folds_bias:
+        return True
+    return bool((weights[gain.gain].detach() + gain.offset != 0).all())

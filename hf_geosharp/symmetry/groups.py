@@ -10,18 +10,25 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Group:
-    """The full linear group GL(dim) over the real or the complex numbers, acting on a pair's d columns.
+    """A group that acts on a pair's d columns: GL(dim) over the real or the complex numbers, or a part of it.
 
-    ``positive``: of GL(1) only the positive numbers.
+    Attributes:
+        dim: d.
+        complex: over the complex numbers.
+        positive: of GL(1) only the positive numbers.
+        isometric: only what keeps lengths: rotations and reflections O(dim), phases U(1).
     """
 
     dim: int
     complex: bool = False
     positive: bool = False
+    isometric: bool = False
 
     @property
     def name(self) -> str:
-        """``GL(64)``, ``GL(1,C)`` or ``GL(1)+``."""
+        """``GL(64)``, ``GL(1,C)``, ``GL(1)+``, ``O(64)`` or ``U(1)``."""
+        if self.isometric:
+            return f"{'U' if self.complex else 'O'}({self.dim})"
         if self.positive:
             return f"GL({self.dim})+"
         return f"GL({self.dim},C)" if self.complex else f"GL({self.dim})"
@@ -29,6 +36,8 @@ class Group:
     @property
     def dimension(self) -> int:
         """Real dimension of the group."""
+        if self.isometric:
+            return self.dim**2 if self.complex else self.dim * (self.dim - 1) // 2
         return self.dim**2 * (2 if self.complex else 1)
 
     def random(self, copies: int, generator: torch.Generator, condition: float = 10.0) -> Tensor:
@@ -40,7 +49,10 @@ class Group:
         x = torch.randn(copies, self.dim, self.dim, generator=generator, dtype=dtype)
         if self.dim == 1:
             spread = torch.rand(copies, 1, 1, generator=generator, dtype=torch.float64) - 0.5
-            return (x.abs() if self.positive else x).sgn() * condition**spread
+            turn = (x.abs() if self.positive else x).sgn()
+            return turn if self.isometric else turn * condition**spread
         u, _, vh = torch.linalg.svd(x)
+        if self.isometric:
+            return u @ vh
         exponents = torch.linspace(-0.5, 0.5, self.dim, dtype=torch.float64)
         return (u * condition**exponents) @ vh

@@ -176,22 +176,28 @@ class Trials:
         """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision."""
         module = self._modules[scope]
         prefix = f"{scope}." if scope else ""
-        key = type(module), repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
+        described = repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
+        key = type(module), described
         if key in self._held:
             return True
-        if scope not in self._calls or self._failed.get(key, 0) >= RETRIES:
+        if self._failed.get(key, 0) >= RETRIES:
             return False
-        try:
-            held = self._of(scope).holds(symmetry)
-        except (RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError):
-            # A module that cannot be replayed by itself proves nothing.
-            held = False
-        if held:
+        measured = self.measure(symmetry, scope)
+        if measured is not None and measured[0] < min(HOLDS, OF_CONTROL * measured[1]):
             self._held.add(key)
-        else:
-            # A layer may be dead where another one like it is not.
-            self._failed[key] = self._failed.get(key, 0) + 1
-        return held
+            return True
+        # A layer may be dead where another one like it is not.
+        self._failed[key] = self._failed.get(key, 0) + 1
+        return False
+
+    def measure(self, symmetry: Symmetry, scope: str) -> tuple[float, float] | None:
+        """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
+        if scope not in self._calls:
+            return None
+        try:
+            return self._of(scope).test(symmetry)
+        except (RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError):
+            return None
 
     def _of(self, scope: str) -> LocalTwin:
         if self._twin is None or self._twin[0] != scope:

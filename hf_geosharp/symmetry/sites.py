@@ -149,6 +149,9 @@ class Block:
 
 Edges = dict[tuple[Node, Node], float]
 
+Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+"""For each family on one side of a block, features[row][coordinate] (or [row][frequency][2])."""
+
 
 @dataclass(frozen=True)
 class Couplings:
@@ -346,6 +349,57 @@ def _nodes(ports: Sequence[Port], seeds: Sequence[Tensor]) -> set[Node]:
     }
 
 
+def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") -> list[Block]:
+    """Blocks of forms whose coordinates act on each other, by the order of the features alone.
+
+    The k-th feature of a head on the one side is taken to meet the k-th on the other. With ``pairing`` "half" or
+    "interleaved" two of them are one frequency of a rotary embedding. Whether it is so is for a twin to tell; nothing
+    is returned where the sides do not match.
+    """
+    h_side = set().union(*(f.h_side for f in forms))
+    copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
+    shared = True
+    for index, own in enumerate(x for f in forms for x in f.heads):
+        nodes = sorted({n for pair in own for n in pair if families.members[n[0]].across})
+        sides = tuple(n for n in nodes if n not in h_side), tuple(n for n in nodes if n in h_side)
+        if not sides[0] or len(sides[0]) != len(sides[1]) or any(len({f for f, _ in s}) != 1 for s in sides):
+            return []
+        copies.setdefault(sides[0], []).append((index, sides[1]))
+    if len({h for members in copies.values() for _, h in members}) < sum(map(len, copies.values())):
+        # Heads share the other side: queries of one key.
+        shared = False
+        copies = {}
+        for index, own in enumerate(x for f in forms for x in f.heads):
+            nodes = sorted({n for pair in own for n in pair if families.members[n[0]].across})
+            key = tuple(n for n in nodes if n in h_side)
+            copies.setdefault(key, []).append((index, tuple(n for n in nodes if n not in h_side)))
+    blocks = []
+    for one, members in copies.items():
+        many = tuple(dict.fromkeys(h for _, h in members))
+        if pairing and len(one) % 2:
+            return []
+        single, several = _ordered([one], pairing), _ordered(many, pairing)
+        g, h = (single, several) if shared else (several, single)
+        blocks.append(Block(tuple(i for i, _ in members), bool(pairing), g, h))
+    return blocks
+
+
+def _ordered(rows: Sequence[tuple[Node, ...]], pairing: str) -> Side:
+    """(family, features[row][coordinate]) of each family, or [row][frequency][2] with a pairing."""
+    out: dict[int, list[tuple[object, ...]]] = {}
+    for nodes in rows:
+        features = [i for _, i in nodes]
+        half = len(features) // 2
+        if pairing == "half":
+            made: tuple[object, ...] = tuple((features[k], features[k + half]) for k in range(half))
+        elif pairing:
+            made = tuple((features[2 * k], features[2 * k + 1]) for k in range(half))
+        else:
+            made = tuple(features)
+        out.setdefault(nodes[0][0], []).append(made)
+    return tuple((family, tuple(table)) for family, table in sorted(out.items()))
+
+
 # ------------------------------------------------------------------------------------------------------- coordinates
 
 
@@ -411,7 +465,7 @@ def _families(nodes: set[Node]) -> dict[int, int]:
 
 def _sides(components: dict[Node, set[Node]], edges: Sequence[Edges], h_side: set[Node]) -> dict[Node, bool] | None:
     """Node -> whether it is on the H side; None if a node would be on both."""
-    side = {n: True for n in h_side}
+    side = dict.fromkeys(h_side, True)
     pairs = [pair for own in edges for pair in own]
     for _ in range(4):
         changed = False
@@ -433,9 +487,6 @@ def _counted(nodes: set[Node], side: dict[Node, bool]) -> dict[tuple[int, bool],
     for n in nodes:
         out[n[0], side[n]] = out.get((n[0], side[n]), 0) + 1
     return out
-
-
-Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
 
 
 def _plain(

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair

@@ -85,6 +85,11 @@ def register_layout(layout: Layout | Mapping[str, Any]) -> None:
     _registered.append(layout if isinstance(layout, Layout) else _layout(layout, _shipped()[1]))
 
 
+def registered() -> tuple[Layout, ...]:
+    """The layouts that were added in this process."""
+    return tuple(_registered)
+
+
 def read_layouts(path: str | Path) -> tuple[Layout, ...]:
     """The layouts of a JSON file, ``{"schema": 1, "layouts": [{"name", "q", "k", "v", "o", ...}]}``.
 

@@ -1,0 +1,140 @@
+"""Finds kept on disk: what was found on one architecture holds for the next model of it, to be verified anew.
+
+A find depends on the configuration, the class, the names and shapes of the parameters and the versions of the
+libraries, not on the weights; all of that is in the key. Files are written under another name and moved into place, so
+that processes may share a folder; what cannot be read counts as not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
+from hf_geosharp.symmetry.groups import Group
+from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.views import Axis, View
+
+SCHEMA = 1
+"""Of the files; a change of what is found or how it is written raises it."""
+
+ENVIRONMENT = "HF_GEOSHARP_CACHE"
+"""Names the folder; an empty value turns the cache off."""
+
+
+def folder() -> Path | None:
+    """Where finds are kept, by default with the other caches of Hugging Face; None if the cache is off."""
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
+    return Path(home).expanduser() / "hf-geosharp" / "symmetries"
+
+
+def key(model: nn.Module, preset: str, inputs: Mapping[str, Any]) -> str | None:
+    """What a find depends on, as a digest; None for models without a configuration, whose code is not known."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return None
+    settings = {k: v for k, v in config.to_dict().items() if k not in _NOT_STRUCTURE}
+    found = {
+        "schema": SCHEMA,
+        "preset": preset,
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "config": settings,
+        "parameters": [[n, *p.shape] for n, p in model.named_parameters(remove_duplicate=False)],
+        "inputs": sorted(k for k in inputs if not k.startswith("_")),
+        "versions": {name: _version(name) for name in ("hf-geosharp", "torch", "transformers", "peft")},
+    }
+    return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+
+
+_NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id", "use_cache"}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def load(digest: str) -> SymmetryMap | None:
+    """The find of this key, or None."""
+    place = folder()
+    if place is None:
+        return None
+    try:
+        data = json.loads((place / f"{digest}.json").read_text(encoding="utf-8"))
+        return decode(data) if data.get("schema") == SCHEMA else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def store(digest: str, found: SymmetryMap) -> None:
+    """Keeps a find; a disk that cannot be written is no reason to fail."""
+    place = folder()
+    if place is None:
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=place, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(encode(found), file, separators=(",", ":"))
+            os.replace(name, place / f"{digest}.json")
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError:
+        return
+
+
+# ---------------------------------------------------------------------------------------------------------- as JSON
+
+_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Pair, KeyBias, ValueBias, Gain, Reader, Group, View, Axis)}
+
+
+def encode(found: SymmetryMap) -> dict[str, Any]:
+    """A map as JSON-able data."""
+    return {
+        "schema": SCHEMA,
+        "pairs": [_encode(p) for p in found.pairs],
+        "folds": [_encode(f) for f in found.folds],
+        "unrecognised": list(found.unrecognised),
+    }
+
+
+def decode(data: Mapping[str, Any]) -> SymmetryMap:
+    """The inverse of :func:`encode`.
+
+    Raises:
+        KeyError, TypeError: it is something else.
+    """
+    pairs, folds = tuple(map(_decode, data["pairs"])), tuple(map(_decode, data["folds"]))
+    if not all(isinstance(p, Pair) for p in pairs) or not all(isinstance(f, Fold) for f in folds):
+        raise TypeError("not a map of symmetries")
+    return SymmetryMap(pairs, folds, (), tuple(data["unrecognised"]))
+
+
+def _encode(x: Any) -> Any:
+    if is_dataclass(x):
+        return {"=": type(x).__name__, **{f.name: _encode(getattr(x, f.name)) for f in fields(x)}}
+    return [_encode(v) for v in x] if isinstance(x, tuple) else x
+
+
+def _decode(x: Any) -> Any:
+    if isinstance(x, dict):
+        given = dict(x)
+        return _CLASSES[given.pop("=")](**{k: _decode(v) for k, v in given.items()})
+    return tuple(_decode(v) for v in x) if isinstance(x, list) else x
