@@ -43,7 +43,7 @@ def folder() -> Path | None:
 
 def key(model: nn.Module, preset: str, inputs: Mapping[str, Any]) -> str | None:
     """What a find depends on, as a digest; None for models without a configuration, whose code is not known."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         return None
     settings = {k: v for k, v in config.to_dict().items() if k not in _NOT_STRUCTURE}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -234,7 +235,7 @@ def _apart(views: Sequence[View]) -> tuple[View, ...]:
 def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
     """Key and value biases that may fold."""
     views = pair.h if pair.kind == "qk" else pair.g
-    for weight, bias in zip(views, views[1:], strict=False):
+    for weight, bias in pairwise(views):
         if any(n[0] == "i" for n in bias.rows) or not any(n[0] == "i" for n in weight.rows):
             continue
         if pair.kind == "qk":

@@ -23,7 +23,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
         for p in module._parameters.values():
             if p is not None:
                 owners[id(p)] = owners.get(id(p), 0) + 1
-    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     private = {names[id(p)] for p in parameters.values() if id(p) in names and owners.get(id(p)) == 1}
     uses: dict[str, list[Linear]] = {}
     for linear in trace.linears:

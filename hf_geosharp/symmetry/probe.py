@@ -71,6 +71,7 @@ def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[
 
 
 def detached(x: Any) -> Any:
+    """A copy of arguments that shares neither memory nor graph with them; caches of earlier keys become None."""
     if isinstance(x, Tensor):
         return x.detach().clone()
     if isinstance(x, (list, tuple)):

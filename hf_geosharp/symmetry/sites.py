@@ -430,7 +430,7 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
             both = met.setdefault(find(pair[0]), {}).setdefault(h, (set(), set()))
             for node in pair:
                 both[side[node]].add(node)
-    groups: dict[tuple[object, ...], list[tuple[Node, set[Node]]]] = {}
+    groups: dict[tuple[frozenset[int], bool, object], list[tuple[Node, set[Node]]]] = {}
     for key, nodes in components.items():
         # How many features of one family a head has in a coordinate: one, or two that are turned.
         counts = {n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)}
@@ -446,12 +446,11 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
         groups.setdefault((frozenset(met[key]), turned, families), []).append((key, nodes))
     blocks = []
     for (own_heads, turned, _), found in groups.items():
-        assert isinstance(own_heads, frozenset)
         found.sort(key=lambda item: min(n for n in item[1] if side[n]))
         made = (_turned if turned else _plain)(found, side, edges, own_heads)
         if made is None:
             return Analysis((), heads, "pairs of coordinates are not turned by rotations")
-        blocks.append(Block(tuple(sorted(own_heads)), bool(turned), made[0], made[1]))
+        blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
     blocks.sort(key=lambda b: (b.turned, b.heads, b.h[0]))
     return Analysis(tuple(blocks), heads)
 
@@ -622,11 +621,10 @@ def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
             return None
         start[d] = int(index.flatten()[0])
         axes += [a for a in found if a.size > 1 and a.step]
-    axes = _complete(axes, names, table, family.dimensions[0])
-    if axes is None:
+    complete = _complete(axes, names, table, family.dimensions[0])
+    if complete is None:
         return None
-    if not family.across:
-        axes = [_whole(a, family, start, axes) for a in axes]
+    axes = complete if family.across else [_whole(a, family, start, complete) for a in complete]
     across = [Axis("i", family.rows, family.across[0], 1)] if len(family.across) == 1 else [
         Axis(f"i{k}", family.shape[d], d, 1) for k, d in enumerate(family.across)
     ]  # fmt: skip
@@ -635,8 +633,8 @@ def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
         View(family.parameter, (*axes, *across), tuple(start), copies, dim, (*rows, *(a.name for a in across)), field)
     ]
     if family.bias is not None:
-        flat = _regular(table, names, 0)
-        flat = None if flat is None else _complete([a for a in flat if a.size > 1], names, table, 0)
+        steps = _regular(table, names, 0)
+        flat = None if steps is None else _complete([a for a in steps if a.size > 1], names, table, 0)
         if flat is None:
             return None
         begin = (int(table.flatten()[0]) + family.bias[1],)
@@ -797,9 +795,9 @@ def _key_features(logits: Tensor, ports: Sequence[Port]) -> list[Tensor] | None:
     generator = torch.Generator().manual_seed(1)
     noise = (torch.rand(logits.shape, generator=generator) + 0.5).to(logits)
     counts = []
-    for pick in (lambda x: x[..., -1:, :], lambda x: x[..., :1]):
+    for axis, index in ((-2, logits.shape[-2] - 1), (-1, 0)):
         mask = torch.zeros_like(noise)
-        pick(mask).copy_(pick(noise))
+        mask.select(axis, index).copy_(noise.select(axis, index))
         grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
         counts.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
     keys = [(a > b) for a, b in zip(*counts, strict=True)]

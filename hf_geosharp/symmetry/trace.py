@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.inputs import call
@@ -111,8 +111,8 @@ class Trace:
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
 _ADDMMS = {torch.addmm, Tensor.addmm}
-_SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax}
-_CONVOLUTIONS = {F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, F.conv3d, torch.conv3d}
+_SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
+_CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
 
 
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
@@ -133,14 +133,14 @@ class _Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:
+        if func is functional.multi_head_attention_forward:
             with self:
                 return _open_attention(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
+        if func is functional.scaled_dot_product_attention:
             with self:
                 return _plain_attention(*args, **kwargs)
         made = None
-        if func is F.linear:
+        if func is functional.linear:
             made = self._linear(*args, **kwargs)
         elif func in _MATMULS and len(args) == 2 and not kwargs:
             made = self._matmul(*args)
@@ -302,7 +302,7 @@ class _Cutter(TorchFunctionMode):
                 dims[axis] = fits[0]
             else:
                 start, rest = [0] * p.ndim, offset
-                for d in sorted(range(p.ndim), key=lambda d: -p.stride(d)):
+                for d in sorted(range(p.ndim), key=p.stride, reverse=True):
                     start[d], rest = divmod(rest, p.stride(d))
                 several = [d for axes in (out, inner) if len(axes) > 1 for d in (dims[a] for a in axes)]
                 if rest == 0 and not any(start[d] for d in several):
@@ -329,16 +329,16 @@ def _plain_attention(
             logits = logits.masked_fill(~attn_mask, torch.finfo(logits.dtype).min)
         else:
             logits = logits + attn_mask
-    return F.softmax(logits, dim=-1) @ value
+    return functional.softmax(logits, dim=-1) @ value
 
 
 # The same function, except that it does not hand itself over to the mode as a whole.
 _open_attention = types.FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**F.__dict__, "has_torch_function": lambda *_: False},
+    functional.multi_head_attention_forward.__code__,
+    {**functional.__dict__, "has_torch_function": lambda *_: False},
     "multi_head_attention_forward",
-    F.multi_head_attention_forward.__defaults__,
-    F.multi_head_attention_forward.__closure__,
+    functional.multi_head_attention_forward.__defaults__,
+    functional.multi_head_attention_forward.__closure__,
 )
 
 

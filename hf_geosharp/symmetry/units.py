@@ -8,7 +8,7 @@ another wrote and nothing in between (B and A of a LoRA adapter), any invertible
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -27,14 +27,6 @@ _HALVES: dict[str, Callable[[int], range]] = {
 
 NEAR = 1e-2
 """Relative difference below which two derivatives are taken for the same here; the twin decides."""
-
-
-@dataclass(eq=False)
-class _Link:
-    """A linear map that reads a unit's output, and how: ``direct`` if nothing happens in between."""
-
-    reader: Linear
-    direct: bool
 
 
 def unit_pairs(trace: Trace, families: Families, trials: Trials, names: Callable[[str, str], str]) -> Iterator[Pair]:
@@ -75,9 +67,9 @@ def _candidates(writer: Linear, readers: list[Linear], families: Families) -> It
     outputs, inputs = families.outputs(writer), [families.inputs(r) for r in readers]
     if any(i is None for i in inputs):
         return
-    if writer.outputs == size and all(_same(writer, r) for r in readers):
-        if size <= min(writer.inputs, sum(r.outputs for r in readers)):
-            yield from _pair("lora", scope, Group(size), outputs, inputs, range(size), families)
+    in_a_row = writer.outputs == size and all(_same(writer, r) for r in readers)
+    if in_a_row and size <= min(writer.inputs, sum(r.outputs for r in readers)):
+        yield from _pair("lora", scope, Group(size), outputs, inputs, range(size), families)
     patterns: dict[str, range] = {}
     if writer.outputs == size:
         patterns = {"all": range(size)}

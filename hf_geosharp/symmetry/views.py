@@ -148,8 +148,9 @@ class View:
         """The view with one index of an axis; the axis is gone."""
         old = next(a for a in self.axes if a.name == axis)
         start = tuple(s + index * old.step * (d == old.dimension) for d, s in enumerate(self.start))
-        left = {k: tuple(n for n in getattr(self, k) if n != axis) for k in ("copies", "dim", "rows")}
-        return replace(self, axes=tuple(a for a in self.axes if a is not old), start=start, **left)
+        copies, dim, rows = (tuple(n for n in names if n != axis) for names in (self.copies, self.dim, self.rows))
+        axes = tuple(a for a in self.axes if a is not old)
+        return replace(self, axes=axes, start=start, copies=copies, dim=dim, rows=rows)
 
     def split(self, axis: str, into: Sequence[str], sizes: Mapping[str, int]) -> View:
         """The same view with one axis written as several; ``sizes`` gives the sizes of the new ones.

@@ -1,0 +1,106 @@
+"""Synthetic inputs for a model whose user gave none: enough to run it, varied enough to tell directions apart.
+
+What a model may be given stands in its signature, how large it is in its configuration (nested ones too), under one of
+a few usual names. Where these leave a choice (a spectrogram either way round), candidates are tried in turn and the
+first is taken on which the model runs; the most usual comes first, so that a large model runs once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from hf_geosharp.symmetry.inputs.calls import call, output_tensors
+from hf_geosharp.symmetry.inputs.draft import Batch, Draft, Part
+from hf_geosharp.symmetry.inputs.images import images
+from hf_geosharp.symmetry.inputs.rest import everything_known, only_required, usual
+from hf_geosharp.symmetry.inputs.sounds import sounds
+from hf_geosharp.symmetry.inputs.text import decoders, recount, texts
+
+__all__ = ["TOKENS", "call", "output_tensors", "synthetic"]
+
+TOKENS = 13
+"""Tokens of a synthetic sequence, next to those that stand for an image or a recording."""
+
+TRIES = 40
+"""Candidates at most; only models of unusual inputs see more than two."""
+
+RECOUNTS = 3
+"""Times that the number of placeholders may be corrected."""
+
+
+def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int = 0) -> Batch:
+    """A batch of random inputs made from the model's signature and configuration, on which the model has run.
+
+    Text models get ``input_ids`` (rows, tokens) over the whole vocabulary with a padded tail in the last row,
+    image models ``pixel_values`` (rows, channels, height, width), encoder-decoders ``decoder_input_ids`` too; models
+    that read several kinds get all of them, or those they run with. The model comes back as it was.
+
+    Raises:
+        ValueError: the model wants an input that cannot be made up; pass an example batch instead.
+    """
+    draft = Draft(model, rows, tokens, seed)
+    device = next(model.parameters()).device
+    first: Exception | None = None
+    tried: set[str] = set()
+    with _undisturbed(model):
+        for parts in _candidates(draft):
+            for _ in range(RECOUNTS):
+                batch = {k: v.to(device) for k, v in draft.make(parts).items()}
+                shapes = str({k: v.shape for k, v in batch.items()})
+                if shapes in tried or len(tried) == TRIES:
+                    break
+                tried.add(shapes)
+                failure = _failure(model, batch)
+                if failure is None:
+                    return batch
+                first = first or failure
+                if not recount(draft, model, batch, failure):
+                    break
+    wanted = ", ".join(map(repr, draft.unknown)) or repr(draft.main)
+    reason = f" ({type(first).__name__}: {' '.join(str(first).split())[:300]})" if first else ""
+    raise ValueError(f"cannot make up the input {wanted} of {type(model).__name__}{reason}; pass an example batch")
+
+
+def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
+    """Ways to make a batch, the most likely first: all kinds of input together, then fewer."""
+    text, image, sound = texts(draft), images(draft), sounds(draft)
+    seen: list[list[list[Part]]] = []
+    # Text comes last: it holds places for what the others bring.
+    for together in ((image, sound, text), (image, text), (sound, text), (text,), (image,), (sound,)):
+        kinds = [k for k in together if k]
+        if kinds and kinds not in seen:
+            seen.append(kinds)
+            yield from itertools.product(*kinds, decoders(draft), (usual, only_required, everything_known))
+    yield from ((rest,) for rest in (usual, only_required, everything_known))
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, the global random state kept."""
+    training = {m: m.training for m in model.modules()}
+    state = torch.get_rng_state()
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_rng_state(state)
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _failure(model: nn.Module, batch: Batch) -> Exception | None:
+    """Why the model does not run on a batch; None if it does."""
+    try:
+        if output_tensors(call(model, batch)):
+            return None
+        return ValueError("the model gives no tensors")
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return error

@@ -1,0 +1,36 @@
+"""How a model is run, and which of its outputs count."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
+    """Runs a model on a batch as the score does: private keys left out, no cache kept."""
+    inputs = {k: v for k, v in batch.items() if not k.startswith("_")}
+    config = getattr(model, "config", None)
+    # An adapter's wrapper hands everything on to the model inside.
+    base = getattr(model, "get_base_model", lambda: model)()
+    if getattr(config, "use_cache", False) and "use_cache" in inspect.signature(base.forward).parameters:
+        inputs.setdefault("use_cache", False)
+    return model(**inputs)
+
+
+_INSIDE = ("hidden_states", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states")
+"""Outputs of a model with a head that only report what went on inside it: a symmetry may move them."""
+
+
+def output_tensors(outputs: Any) -> list[Tensor]:
+    """All floating-point tensors of a model's output, in order; next to logits no hidden states."""
+    if isinstance(outputs, Tensor):
+        return [outputs] if outputs.is_floating_point() else []
+    if isinstance(outputs, Mapping):
+        left_out = _INSIDE if "logits" in outputs else ()
+        return [t for k, v in outputs.items() if k not in left_out for t in output_tensors(v)]
+    if isinstance(outputs, (list, tuple)):
+        return [t for v in outputs for t in output_tensors(v)]
+    return []
