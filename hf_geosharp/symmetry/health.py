@@ -139,6 +139,15 @@ class _Part:
     def heads(self) -> int:
         return self.g.shape[0]
 
+    @property
+    def squares(self) -> Tensor:
+        """(heads,) ‖G‖² + ‖H‖²."""
+        return _sum([(x.abs() ** 2).sum((1, 2, 3)) for x in (self.g, self.h)])
+
+    def least(self, core: Tensor) -> Tensor:
+        """(heads,) the least ‖G‖² + ‖H‖² on the orbit: twice the sum of the singular values, if lengths can change."""
+        return self.squares if self.pair.group.isometric else 2 * core.sum(1)
+
     def core(self) -> Tensor:
         """(heads, blocks * d) singular values of the products G Hᴴ."""
         return _core(_triangle(self.g), _triangle(self.h))
@@ -187,8 +196,7 @@ def _measure(parts: Sequence[_Part], cutoff: float) -> Iterator[HeadHealth]:
     s = torch.cat(cores, dim=1)
     columns = torch.cat([torch.full_like(c[0], p.real) for p, c in zip(parts, cores, strict=True)])
     kept = (s > cutoff * s.amax(1, keepdim=True)) & (s > torch.finfo(s.dtype).tiny)
-    # The sum of the singular values is half the least ‖G‖² + ‖H‖² that GL(d), or one number for each column, can reach.
-    balance = sum((x.abs() ** 2).sum((1, 2, 3)) for p in parts for x in (p.g, p.h)) / (2 * s.sum(1))
+    balance = _sum([p.squares for p in parts]) / _sum([p.least(c) for p, c in zip(parts, cores, strict=True)])
     rows = zip(
         (kept * columns).sum(1).tolist(),
         _condition([p.g for p in parts], cutoff),
@@ -211,6 +219,10 @@ def _measure(parts: Sequence[_Part], cutoff: float) -> Iterator[HeadHealth]:
             balance=ratio if rank else None,
             singular_values=tuple(values),
         )
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
 
 
 def _triangle(x: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def has_modules(self) -> bool:
+        """Whether modules were among them."""
+        return any(isinstance(x, nn.Module) for x in (*self.args, *self.kwargs.values()))
+
 
 def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[str, Any]) -> dict[nn.Module, Call]:
     """Runs the model once and keeps the arguments of the first call of each module."""
@@ -193,6 +198,9 @@ class Trials:
 
     def measure(self, symmetry: Symmetry, scope: str) -> tuple[float, float] | None:
         """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
+        while scope and (scope not in self._calls or self._calls[scope].has_modules):
+            # Never called, or called with parts of others: what is around it can be replayed.
+            scope = scope.rpartition(".")[0]
         if scope not in self._calls:
             return None
         try:

@@ -179,7 +179,9 @@ class _Cutter(TorchFunctionMode):
     # ------------------------------------------------------------------------------------------------------- cuts
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        return self._cut((*input.shape[:-1], weight.shape[0]), -1, input, -1, self._slab(weight, (0,), (1,)), bias)
+        return self._cut(
+            (*input.shape[:-1], weight.shape[0]), -1, input, -1, self._slab(weight, (0,), (1,)), bias, weight.shape[1]
+        )
 
     def _matmul(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """x @ W with W (a view of) a parameter."""
@@ -187,7 +189,9 @@ class _Cutter(TorchFunctionMode):
             return None
         if left.untyped_storage().data_ptr() in self._owners:
             return None
-        return self._cut((*left.shape[:-1], right.shape[1]), -1, left, -1, self._slab(right, (1,), (0,)), bias)
+        return self._cut(
+            (*left.shape[:-1], right.shape[1]), -1, left, -1, self._slab(right, (1,), (0,)), bias, right.shape[0]
+        )
 
     def _convolution(
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
@@ -199,7 +203,9 @@ class _Cutter(TorchFunctionMode):
             shape = func(input, weight, bias, *args, **kwargs).shape
         axis = 1 - weight.ndim
         grouped = weight.shape[1] != input.shape[axis]
-        return self._cut(tuple(shape), axis, input, axis, self._slab(weight, (0,), (1,)), bias, grouped=grouped)
+        return self._cut(
+            tuple(shape), axis, input, axis, self._slab(weight, (0,), (1,)), bias, weight.shape[1], grouped
+        )
 
     def _einsum(self, *args: Any) -> Tensor | None:
         """x and W contracted over some letters, with W (a view of) a parameter: a linear map written out."""
@@ -228,7 +234,13 @@ class _Cutter(TorchFunctionMode):
         else:
             source, source_axis = tensors[x], names[x].index(summed[0])
         flat = self._cut(
-            (*(sizes[c] for c in kept), math.prod(sizes[c] for c in new)), -1, source, source_axis, slab, None
+            (*(sizes[c] for c in kept), math.prod(sizes[c] for c in new)),
+            -1,
+            source,
+            source_axis,
+            slab,
+            None,
+            math.prod(sizes[c] for c in summed),
         )
         if flat is None:
             return None
@@ -248,7 +260,7 @@ class _Cutter(TorchFunctionMode):
 
     def _cut(
         self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Slab | None,
-        bias: Tensor | None, *, grouped: bool = False,
+        bias: Tensor | None, inputs: int, grouped: bool = False,
     ) -> Tensor | None:  # fmt: skip
         """The leaf in place of a linear map's output; None where its weight is no part of a parameter."""
         if weight is None:
@@ -260,7 +272,6 @@ class _Cutter(TorchFunctionMode):
                 return None
         noise = torch.randn(shape, generator=self._generator, dtype=torch.float32)
         leaf = noise.to(source.device, source.dtype).requires_grad_()
-        inputs = math.prod(self._extent(weight, weight.inner)) if len(weight.inner) > 1 else source.shape[source_axis]
         self._note(
             Linear(
                 weight, place, source, source_axis, leaf, axis, tuple(self.scope), inputs, shape[axis], grouped
@@ -268,10 +279,6 @@ class _Cutter(TorchFunctionMode):
         )  # fmt: skip
         # What comes after may write in place, which a leaf does not allow.
         return leaf.clone()
-
-    @staticmethod
-    def _extent(slab: Slab, dims: Sequence[int]) -> list[int]:
-        return [slab.shape[d] for d in dims]
 
     def _note(self, event: Linear | Softmax) -> None:
         self.trace.order.append(event)

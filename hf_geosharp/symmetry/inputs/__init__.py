@@ -43,6 +43,8 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
     Raises:
         ValueError: the model wants an input that cannot be made up; pass an example batch instead.
     """
+    # An adapter's wrapper takes anything and hands it on to the model inside.
+    model = getattr(model, "get_base_model", lambda: model)()
     draft = Draft(model, rows, tokens, seed)
     device = next(model.parameters()).device
     first: Exception | None = None
