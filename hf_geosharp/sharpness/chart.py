@@ -206,6 +206,8 @@ class Chart:
         self.reduced: list[str] = []
         if not geometry.paired:
             symmetries = SymmetryMap()
+        # Entries in two pairs would be written twice.
+        symmetries, _ = symmetries.separated(self._tensors)
         self.symmetries = symmetries
         self._nudge, self._generator = nudge, torch.Generator().manual_seed(seed)
         base = dict(borrowed.originals)

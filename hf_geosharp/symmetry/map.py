@@ -15,6 +15,23 @@ from hf_geosharp.symmetry.parameters import put, wide_copy
 from hf_geosharp.symmetry.views import View
 
 
+_FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
+"""Which of two pairs with entries in common stays a pair."""
+
+
+def _overlap(first: Pair, second: Pair, weights: Weights, only: str | None = None) -> bool:
+    """Whether two pairs have an entry of a parameter in common."""
+    for name in {only} if only else set(first.parameters) & set(second.parameters):
+        assert name is not None
+        seen = torch.zeros(weights[name].shape, dtype=torch.bool)
+        for view in (*first.g, *first.h):
+            if view.parameter == name:
+                view.of(seen).fill_(True)
+        if any(bool(v.of(seen).any()) for v in (*second.g, *second.h) if v.parameter == name):
+            return True
+    return False
+
+
 @dataclass(frozen=True)
 class Element:
     """A group element of a whole model: one move for each symmetry, by name."""
@@ -73,6 +90,55 @@ class SymmetryMap:
             folds=tuple(f for f in self.folds if f.name not in reasons),
             dropped=(*self.dropped, *(f"{name}: {reason}" for name, reason in reasons.items())),
         )
+
+    def separated(self, weights: Weights | nn.Module) -> tuple[SymmetryMap, tuple[str, ...]]:
+        """The map with pairs that have no entry in common, and the names of those that a score is not invariant under.
+
+        A matrix in the middle of a chain is in two pairs: the rows of one, the columns of the other. Where all groups
+        of a chain are numbers, its pairs go: the elementwise metric is invariant under all of them. Elsewhere those of
+        attention stay, and the others' invariance is lost.
+        """
+        if isinstance(weights, nn.Module):
+            weights = dict(weights.named_parameters(remove_duplicate=False))
+        # One matrix that is query and key at once is no pair of two.
+        lost = [p.name for p in self.pairs if _overlap(replace(p, h=p.g), replace(p, g=p.h), weights)]
+        gone: set[str] = set(lost)
+        chains = replace(self, pairs=tuple(p for p in self.pairs if p.name not in gone))._chains(weights)
+        for chain in chains:
+            if all(p.group.dim == 1 and not p.group.complex for p in chain):
+                gone |= {p.name for p in chain}
+                continue
+            taken: list[Pair] = []
+            for pair in sorted(chain, key=lambda p: _FIRST.index(p.kind) if p.kind in _FIRST else len(_FIRST)):
+                if any(_overlap(pair, other, weights) for other in taken):
+                    gone.add(pair.name)
+                    lost.append(pair.name)
+                else:
+                    taken.append(pair)
+        return replace(self, pairs=tuple(p for p in self.pairs if p.name not in gone)), tuple(lost)
+
+    def _chains(self, weights: Weights) -> list[list[Pair]]:
+        """Pairs that hang together by entries they share, where there is more than one."""
+        users: dict[str, list[Pair]] = {}
+        for pair in self.pairs:
+            for name in pair.parameters:
+                users.setdefault(name, []).append(pair)
+        root = {p.name: p.name for p in self.pairs}
+
+        def find(x: str) -> str:
+            while root[x] != x:
+                x = root[x]
+            return x
+
+        for name, pairs in users.items():
+            for k, first in enumerate(pairs):
+                for second in pairs[k + 1 :]:
+                    if find(first.name) != find(second.name) and _overlap(first, second, weights, name):
+                        root[find(second.name)] = find(first.name)
+        chains: dict[str, list[Pair]] = {}
+        for pair in self.pairs:
+            chains.setdefault(find(pair.name), []).append(pair)
+        return [c for c in chains.values() if len(c) > 1]
 
     def random_element(self, weights: Weights | nn.Module, seed: int = 0, condition: float = 10.0) -> Element:
         """A random element of the whole group, the same for the same seed."""
