@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -207,6 +208,39 @@ _measure_options = _together(
     click.option("--baselines", is_flag=True, help="Also the adaptive sharpness at the same radius."),
 )
 
+def _add_layouts(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> None:
+    if files:
+        from hf_geosharp.symmetry.layouts import read_layouts, register_layout
+
+        for file in files:
+            for layout in read_layouts(file):
+                register_layout(layout)
+
+
+def _no_cache(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        # An empty name turns it off, in processes that are started from here too.
+        os.environ["HF_GEOSHARP_CACHE"] = ""
+
+
+_search_options = _together(
+    click.option(
+        "--layout",
+        multiple=True,
+        metavar="FILE",
+        expose_value=False,
+        callback=_add_layouts,
+        help="JSON description of attention modules that cannot be seen through; refused where it does not hold.",
+    ),
+    click.option(
+        "--no-cache",
+        is_flag=True,
+        expose_value=False,
+        callback=_no_cache,
+        help="Find the symmetries anew instead of taking what was found on this architecture before.",
+    ),
+)
+
 _model_options = _together(
     click.option("--device", default="auto", show_default=True, help="Where to compute, e.g. cpu, cuda, cuda:1, mps."),
     click.option(
@@ -263,7 +297,7 @@ processes_option = click.option(
     help="Start N processes on this machine and spread the batches over them.",
 )
 
-score_options = _together(_data_options, _measure_options, _model_options, _work_options)
+score_options = _together(_data_options, _measure_options, _search_options, _model_options, _work_options)
 
 inspect_options = _together(
     click.option(
@@ -282,6 +316,16 @@ inspect_options = _together(
         default="full",
         show_default=True,
         help="Which symmetries are looked for.",
+    ),
+    click.option(
+        "--layout",
+        "layouts",
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="JSON description of attention modules that cannot be traced; it is proved like everything else.",
+    ),
+    click.option(
+        "--cache/--no-cache", "cached", default=True, show_default=True, help="Keep what is found on disk, and use it."
     ),
     click.option(
         "--data",
@@ -311,10 +355,16 @@ def score_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def inspect_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of ``inspect_pretrained`` from the values of :data:`inspect_options`."""
+    """Keyword arguments of ``inspect_pretrained`` from the values of :data:`inspect_options`.
+
+    Raises:
+        GeosharpError: the file of layouts cannot be read.
+    """
+    from hf_geosharp.symmetry.layouts import read_layouts
     from hf_geosharp.tasks.columns import Columns
 
     arguments = dict(options)
     names = [name for name in COLUMNS if f"{name}_column" in options]
     arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in names})
+    arguments["layouts"] = read_layouts(options["layouts"]) if options["layouts"] else ()
     return arguments
