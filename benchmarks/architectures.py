@@ -1,8 +1,8 @@
 """What is found on every model type that transformers can build: ``python benchmarks/architectures.py``.
 
-For each type a tiny model with random parameters is built (``tiny.py``), run on made-up inputs, searched for symmetries,
-and everything found is proved on other inputs. Each type has its own limits of time and memory; results are kept, so
-that a run that was stopped goes on (``--again`` forgets them). Writes ``data/architectures.json`` and
+For each type a tiny model with random parameters is built (``tiny.py``), run on made-up inputs, searched for
+symmetries, and everything found is proved on other inputs. Each type has its own limits of time and memory; results
+are kept, so that a run that was stopped goes on (``--again`` forgets them). Writes ``data/architectures.json`` and
 ``ARCHITECTURES.md``.
 """
 
@@ -31,7 +31,7 @@ CACHE = HERE.parent / "build" / "architectures.jsonl"
 DATA = HERE / "data" / "architectures.json"
 PAGE = HERE / "ARCHITECTURES.md"
 
-CPU_SECONDS, WALL_SECONDS, MEMORY = 60, 400, 12 << 30
+CPU_SECONDS, WALL_SECONDS, MEMORY = 40, 400, 12 << 30
 """Limits of one type: what it may compute, how long it may take, how much memory its process may have."""
 
 CHUNK = 40
@@ -49,7 +49,7 @@ class OutOfTime(BaseException):
     """The limit of one type is reached. No Exception, so that nobody takes it for one of the model's own."""
 
 
-# -------------------------------------------------------------------------------------------------------------- one type
+# ---------------------------------------------------------------------------------------------------- one type
 
 
 def examine(model_type: str) -> Record:
@@ -99,7 +99,7 @@ def examine(model_type: str) -> Record:
 def attention_modules(model: Any, batch: Any) -> list[str]:
     """Modules that call a softmax of attention themselves (or leave it to the fused function), by name."""
     import torch
-    import torch.nn.functional as F
+    from torch.nn import functional
     from torch.overrides import TorchFunctionMode
 
     from hf_geosharp.symmetry.inputs import call
@@ -110,8 +110,8 @@ def attention_modules(model: Any, batch: Any) -> list[str]:
 
     class Watch(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            fused = func in (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-            plain = func in (F.softmax, torch.softmax, torch.Tensor.softmax)
+            fused = func in (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
+            plain = func in (functional.softmax, torch.softmax, torch.Tensor.softmax)
             path = next((s for s in reversed(scope) if not s.endswith(("softmax", "dropout"))), "")
             if fused or (plain and (args[0].ndim >= 4 or (args[0].ndim == 3 and "att" in path.lower()))):
                 found.setdefault(path)
@@ -140,8 +140,9 @@ def account(symmetries: Any, attentions: list[str]) -> Record:
     for p in symmetries.pairs:
         groups.setdefault(p.kind, {})
         groups[p.kind][p.group.name] = groups[p.kind].get(p.group.name, 0) + p.copies
-        if p.kind in modules:
-            modules[p.kind] |= {a for a in attentions if _same_place(a, p)}
+        side = p.kind.split("_")[0]
+        if side in modules:
+            modules[side] |= {a for a in attentions if _same_place(a, p)}
     have = {k: len(v) for k, v in modules.items()}
     if not attentions:
         status = "no attention"
@@ -155,7 +156,9 @@ def account(symmetries: Any, attentions: list[str]) -> Record:
 def _same_place(attention: str, pair: Any) -> bool:
     """Whether a pair belongs to an attention module: in it, around it, or next to it with a parameter in it."""
     places = [pair.module, *(p.rpartition(".")[0] for p in pair.parameters)]
-    return any(p == attention or p.startswith(f"{attention}.") for p in places) or attention.startswith(f"{pair.module}.")
+    return any(p == attention or p.startswith(f"{attention}.") for p in places) or attention.startswith(
+        f"{pair.module}."
+    )
 
 
 def work(types: list[str], out: Path) -> None:
@@ -186,7 +189,7 @@ def work(types: list[str], out: Path) -> None:
             print(json.dumps(record), file=lines, flush=True)
 
 
-# -------------------------------------------------------------------------------------------------------------- all types
+# ---------------------------------------------------------------------------------------------------- all types
 
 
 def results(cache: Path) -> dict[str, Record]:
@@ -235,7 +238,8 @@ def page(records: list[Record]) -> str:
         "# Architectures",
         "",
         "Made by `python benchmarks/architectures.py`: for every model type of transformers a tiny model with random",
-        "parameters, what was found on it, and the proof. *found*: query/key and value/output of every attention module.",
+        "parameters, what was found on it, and the proof. *found*: query/key and value/output of every attention",
+        "module.",
         "Dimensions are those of the groups over the whole model; *other* counts biases, norms, MLPs and the rest.",
         "",
         f"{len(records)} types: " + ", ".join(f"{counts[s]} {s}" for s in STATUS if counts[s]) + ".",

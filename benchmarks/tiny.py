@@ -55,7 +55,8 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"patch_size", lambda v: 8 if v >= 8 else v),
     (r"sliding_window|attention_window|attention_chunk|local_attention|window_attention", lambda v: min(v, 8)),
     (r"window", lambda v: min(v, 4)),
-    (r"chunk|block_length|buckets", lambda v: min(v, 8)),
+    (r"buckets", lambda v: v),
+    (r"chunk|block_length", lambda v: min(v, 8)),
     (r"kernel|stride|dilation|conv_l_cache|d_conv", lambda v: v if v <= 16 else 15 if v % 2 else 16),
     (r"per_tok|top_?k(?!_group)|moe_k", lambda v: min(v, 2)),
     (r"topk_group", lambda v: min(v, 1)),
@@ -162,7 +163,9 @@ def shrink(cls: type, overrides: dict[str, Any] | None = None, instance: Any = N
         elif isinstance(value, PreTrainedConfig):
             given = overrides.pop(name, {})
             kwargs[name] = given if isinstance(given, PreTrainedConfig) else shrink(type(value), given, value, ids)
-        elif default is None and name in WANTED and (value is None or name != "head_dim") and "kv_lora_rank" not in usual:
+        elif (
+            default is None and name in WANTED and (value is None or name != "head_dim") and "kv_lora_rank" not in usual
+        ):
             kwargs[name] = WANTED[name]
         elif name == "num_key_value_heads" and value == _value(fresh, "num_attention_heads", None):
             kwargs[name] = HEADS
@@ -233,7 +236,7 @@ def _differs(cls: type, name: str, value: Any) -> bool:
 
 
 def _small(name: str, value: Any, layers: int | None, ids: dict[str, int]) -> Any:
-    if isinstance(value, bool) or isinstance(value, (str, float)):
+    if isinstance(value, (bool, str, float)):
         return value
     if isinstance(value, int):
         return _integer(name, value, ids)

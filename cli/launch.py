@@ -52,7 +52,7 @@ def start(ctx: click.Context, processes: int | None) -> int:
 
     # Its name notwithstanding this launcher is the one that starts processes on machines without GPUs too; with --cpu
     # Accelerate starts a single one. The port is the first that is free.
-    how = {"num_processes": processes, "num_machines": 1, "machine_rank": 0, "main_process_port": 0}
+    how: dict[str, Any] = {"num_processes": processes, "num_machines": 1, "machine_rank": 0, "main_process_port": 0}
     how |= {"num_cpu_threads_per_process": _threads(processes or 1), "mixed_precision": "no", "dynamo_backend": "no"}
     options = [text for name, value in how.items() for text in (f"--{name}", str(value))]
     debug = ["--debug"] if is_debug(ctx) else []

@@ -22,7 +22,6 @@ from hf_geosharp import demos
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
-from hf_geosharp.sharpness.estimate import COPY_LIMIT
 from hf_geosharp.symmetry.find import PRESETS, find_symmetries
 from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hf_geosharp.symmetry.base import Symmetry
+    from hf_geosharp.symmetry.layouts import Layout
     from hf_geosharp.symmetry.map import SymmetryMap
     from hf_geosharp.symmetry.views import View
 
@@ -56,7 +56,11 @@ refuted on this model; not tried."""
 BATCH_FILE = ".safetensors"
 """A file of this kind is one batch: a tensor for each argument of the model's forward, under its name."""
 
+_ATTENTION = frozenset({"qk", "vo", "qk_norm"})
 _FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "norm_gain": "scale"}
+_WIDE_LIMIT = 1 << 26
+"""Models of up to this many parameters are inspected in double precision."""
+
 _SAMPLES, _ROWS = 8, 4
 """Samples of a data set that the model is run on, and how many at a time: two batches."""
 
@@ -206,6 +210,8 @@ def inspect(
     preset: str = "full",
     verify: bool = True,
     health: bool = True,
+    layouts: Sequence[Layout] = (),
+    cached: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Inspection:
     """The symmetries of a model, proved on its own weights, with the health of its heads.
@@ -216,6 +222,7 @@ def inspect(
         preset: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
         verify: False leaves out the proof.
         health: False leaves out the health of the heads.
+        layouts, cached: as for ``find_symmetries``: descriptions of modules that cannot be traced, finds kept on disk.
         progress: told of every stage: "find", "verify", "health".
 
     Raises:
@@ -228,7 +235,7 @@ def inspect(
     }
     batches = None if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     how = "" if batches is None else f"{_batches(len(batches))} given"
-    return _inspect(model, identity, _Wanted(preset, verify, health, progress), batches, how)
+    return _inspect(model, identity, _Wanted(preset, verify, health, tuple(layouts), cached, progress), batches, how)
 
 
 def inspect_pretrained(
@@ -244,6 +251,8 @@ def inspect_pretrained(
     preset: str = "full",
     verify: bool = True,
     health: bool = True,
+    layouts: Sequence[Layout] = (),
+    cached: bool = True,
     device: str = "auto",
     dtype: str = "float32",
     revision: str | None = None,
@@ -258,18 +267,18 @@ def inspect_pretrained(
         model_id: where it is.
         random_init: builds it from its config alone, with random weights from ``seed``. The health of such weights
             means nothing and is left out.
-        data: for a model that does not run on made-up inputs: a data set (its first rows are used), or a
+        data: for a model that does not run on made-up inputs: a data set (a few of its rows are used), or a
             ``.safetensors`` file with a tensor for each argument of the model's forward.
         data_config, split, columns: which part of the data set.
         task: a task's name, if the class that the config names is not the one wanted.
-        preset, verify, health, progress: as for :func:`inspect`; ``progress`` is told of "load" too.
+        preset, verify, health, layouts, cached, progress: as for :func:`inspect`; ``progress`` is told of "load" too.
         device, dtype, revision, token, trust_remote_code, allow_missing: as for
             :func:`hf_geosharp.tasks.models.load_network`.
 
     Raises:
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
-    wanted = _Wanted(preset, verify, health and not random_init, progress)
+    wanted = _Wanted(preset, verify, health and not random_init, tuple(layouts), cached, progress)
     place, twin = model_id, False
     if model_id.startswith(demos.PREFIX):
         name, twin = demos.base_name(model_id)
@@ -307,6 +316,8 @@ class _Wanted:
     preset: str
     verify: bool
     health: bool
+    layouts: tuple[Layout, ...]
+    cached: bool
     progress: Callable[[str], None] | None
 
     def __post_init__(self) -> None:
@@ -331,7 +342,9 @@ def _inspect(
     with _borrowed(model) as borrowed:
         wanted.tell("find")
         examples = _runnable(borrowed, batches)
-        found = find_symmetries(borrowed.model, examples[0], preset=wanted.preset)
+        found = find_symmetries(
+            borrowed.model, examples[0], preset=wanted.preset, layouts=wanted.layouts, cached=wanted.cached
+        )
         verified = Verified(found, None, None)
         if wanted.verify:
             wanted.tell("verify")
@@ -347,6 +360,7 @@ def _inspect(
         stored = list(borrowed.stored_dtypes)
         shapes = {n: tuple(p.shape) for n, p in borrowed.model.named_parameters(remove_duplicate=False)}
         place = {name: number for number, (name, _) in enumerate(borrowed.model.named_modules())}
+    attention = any(p.kind in _ATTENTION for p in found.pairs)
     sites = [_site(s, shapes, *_evidence(s, verified)) for s in (*found.pairs, *found.folds)]
     return Inspection(
         model={**identity, "parameters": parameters, "stored_dtypes": stored},
@@ -360,7 +374,7 @@ def _inspect(
         dropped=list(verified.map.dropped),
         health=sorted(heads, key=lambda head: place.get(head.module, len(place))),
         versions=versions(),
-        warnings=[*notes, *([] if found.pairs else ["no attention symmetry was found in this model"])],
+        warnings=[*notes, *([] if attention else ["no attention symmetry was found in this model"])],
     )
 
 
@@ -370,10 +384,10 @@ def _batches(count: int) -> str:
 
 @contextmanager
 def _borrowed(model: nn.Module) -> Iterator[Borrowed]:
-    """The model in the widest dtype that fits, for a proof is as sharp as its rounding is small."""
+    """The model, in double precision if it is small: a proof is as sharp as its rounding is small, and as slow."""
     import torch
 
-    small = 8 * sum(p.numel() for p in model.parameters()) <= COPY_LIMIT
+    small = sum(p.numel() for p in model.parameters()) <= _WIDE_LIMIT
     with ExitStack() as stack:
         with warnings.catch_warnings():
             # That half precision is widened is no news here: nothing is measured that depends on it.
@@ -394,7 +408,7 @@ def _examples(
     token: str | None,
     seed: int,
 ) -> Sequence[Batch]:
-    """Batches of what ``data`` names: one file of tensors, or the first rows of a data set."""
+    """Batches of what ``data`` names: one file of tensors, or a few rows of a data set."""
     path = Path(data)
     if path.suffix == BATCH_FILE:
         return _batch_file(path, network.model)

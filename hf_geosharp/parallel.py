@@ -109,7 +109,9 @@ class World:
         if found == 1:
             return cls(timeout=timeout)
         # All ranks find their worlds in the same order, so the number is the same for all.
-        store = dist.PrefixStore(f"hf_geosharp/{next(_worlds)}", _get_default_store())
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"hf_geosharp/{next(_worlds)}", _get_default_store()
+        )
         return cls(dist.get_rank(), found, store, timeout)
 
     @property

@@ -60,7 +60,13 @@ def _draw(axes: Any, result: SharpnessResult, title: str) -> None:
     for point in points:
         if point.interval95 is not None:
             low, high = point.interval95
-            axes.plot([point.rho] * 2, [low if floor is None else max(low, floor), high], color=_COLOUR, alpha=0.4)
+            axes.plot(
+                [point.rho] * 2,
+                [low if floor is None else max(low, floor), high],
+                color=_COLOUR,
+                alpha=0.4,
+                linewidth=4,
+            )
     axes.plot([point.rho for point in points], values, marker="o", markersize=4, color=_COLOUR)
     axes.set_xlabel("radius ρ")
     axes.set_ylabel("rise of the loss (nats)")

@@ -332,6 +332,8 @@ def test_random_weights_need_a_config_alone(config_only: Callable[..., Path]) ->
     assert result.model["random_init"] is True
     assert result.totals.by_kind["qk"] == 2 * BY_NAME["llama"].qk_dimension
     assert {s.status for s in result.sites} == {"holds"}
+    # As initialised, with attention all but flat, queries and keys would move the outputs by 1e-4 or so.
+    assert min(s.control or 0.0 for s in result.sites) > 0.01
     assert result.health == []
     assert any("health" in text for text in result.warnings)
     torch.manual_seed(1)

@@ -30,7 +30,7 @@ _NULL = "tag:yaml.org,2002:null"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z_0-9.,:/()-]*(?: [A-Za-z_0-9.,:/()-]+)*")
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     pass
 
 

@@ -125,7 +125,11 @@ class Hub:
     def _read(self, revision: str | None) -> RemoteCard:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.errors import EntryNotFoundError
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
 
         info = self._api.model_info(self.repo, revision=revision, timeout=self._timeout, token=self._token)
         commit = str(info.sha)
@@ -300,7 +304,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 @contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
     """Lets no request of this block wait longer; most calls of the client set no limit themselves."""
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     session: Any = get_session()
     if hasattr(session, "timeout"):

@@ -221,7 +221,8 @@ def _others(others: Sequence[Mapping[str, Any]]) -> str:
     lines = ["Other scores in the metadata of this card:", ""]
     for item in others:
         (metric,) = item["metrics"]
-        data = item.get("dataset") if isinstance(item.get("dataset"), Mapping) else {}
+        held = item.get("dataset")
+        data = held if isinstance(held, Mapping) else {}
         where = ", ".join(plain(data[part]) for part in ("name", "split") if part in data)
         lines.append(f"- {plain(metric.get('value'))}: {plain(metric.get('name') or metric['type'])}, {where}")
     return "\n".join(lines) + "\n\n"

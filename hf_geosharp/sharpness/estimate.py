@@ -429,7 +429,10 @@ class _Scored:
                 rho=self.settings.rho or (DEFAULT_RHO["adaptive"],),
             )
             return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None)
-        return verified
+        separated, lost = verified.map.separated(model)
+        for name in lost:
+            self._warn(f"the score is not invariant under {name}: its entries belong to another symmetry's pairs too")
+        return replace(verified, map=separated)
 
     def _examples(self) -> list[dict[str, Any]]:
         """Two small inputs out of the data: the first and the last samples of the first batch."""

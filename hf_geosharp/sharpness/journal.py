@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ RESULT = "result.json"
 Header = Mapping[str, Any]
 """What a run is of: names to JSON values, or to mappings of such."""
 
-_SHOWN = 40
+_SHOWN = 120
 
 
 class Journal:
@@ -157,7 +158,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in tensors:
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         flat = tensor.detach().reshape(-1).cpu().contiguous()
-        total.update(memoryview(flat.view(torch.uint8).numpy()))
+        total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -181,8 +182,10 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     text = "missing" if value is None else value if isinstance(value, str) else json.dumps(value)
-    # Of a digest the beginning says enough.
-    return text if len(text) <= _SHOWN else f"{text[:12]}..."
+    if re.fullmatch(r"[0-9a-f]{64}", text):
+        # Of a digest the beginning says enough.
+        return f"{text[:12]}..."
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _whole_lines(path: Path) -> tuple[list[Any], int]:

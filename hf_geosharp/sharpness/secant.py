@@ -5,11 +5,11 @@ Around the best point c so far the loss is taken for
     m(u) = F(c) + ⟨g, u - c⟩ + ½ ⟨u - c, B (u - c)⟩ - ½ σ ‖u - c‖²,
 
 and the next point is the maximum of m over the whole ball: a trust-region problem in the span of four vectors, solved
-exactly. B is the least symmetric matrix that explains how the gradient changed over the last step that raised the loss
-(Powell's symmetric Broyden formula), or nothing where the loss at the other end of that step shows that it is far from
-quadratic along it. Without B and σ the next point is that of the fixed point, ρ g/‖g‖. σ keeps steps from
-overshooting: where a point turns out lower it is raised until m would have been exact there, and it falls while m keeps
-its word.
+exactly. B explains how the gradient changed over the last step that raised the loss (Powell's symmetric Broyden
+formula, with a curvature added across the step), or is nothing where the loss at the other end of that step shows that
+it is far from quadratic along it. Without B and σ the next point is that of the fixed point, ρ g/‖g‖. σ keeps steps
+from overshooting: where a point turns out lower it is raised until m would have been exact there, and it falls while m
+keeps its word.
 
 A step is one forward and one backward pass. The climb ends when it has :func:`settled`. It holds four tangent vectors
 (c, g, the last step and the change of the gradient over it), and two more while a point is evaluated.
@@ -33,7 +33,9 @@ TOLERANCE = 2e-3
 TRUST = 0.3
 """Relative error of a step's quadratic at its other end up to which it is used."""
 
-CAUTION = 0.0
+TIE = 1e-3
+"""Relative slope along the top axis of the model below which either side of it is as good."""
+
 RELEASE = 0.5
 """Factor of σ after a step that raised the loss."""
 
@@ -91,24 +93,27 @@ def secant(
     base = loss if base is None else base
     noise = NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss))
     slope = rho * space.norm(g)
-    way: Tangent | None = None
     if (stationary and start is None) or not math.isfinite(slope) or slope <= noise:
         # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
-        way, g = space.random(generator or torch.Generator().manual_seed(0)), space.zeros()
+        g = space.zeros()
     walk = _Walk(space, rho, u, loss, g, noise)
     walk.finite = math.isfinite(slope)
-    history, stopped = [loss - base], "budget"
+    del u, g, given, start  # the walk lets go of them when it has better ones
+    generator = generator or torch.Generator().manual_seed(0)
+    history, counted, stopped = [loss - base], [loss - base], "budget"
     for k in range(1, steps + 1):
-        point = walk.next(way)
-        way = None
+        point = walk.next(generator)
         if point is None:
             stopped = "converged"
             break
-        walk.take(point, *evaluate(point, k < steps))
+        good = walk.take(point, *evaluate(point, k < steps))
+        del point
         history.append(walk.loss - base)
+        if good:
+            counted.append(history[-1])
         if report is not None:
             report(k, history[-1])
-        if settled(history, noise):
+        if settled(counted, noise):
             stopped = "converged"
             break
     return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, stopped)
@@ -132,33 +137,39 @@ class _Walk:
         self.finite = True
         # A hair inside, so that rounding does not leave the ball.
         self._inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
+        self._reach = self._inside
         self._last: _Step | None = None
         self._sigma = self._failed = 0.0
         self._promised = self._length = 0.0
         """What the model without σ said that the step to the point under evaluation would bring, and its length."""
 
-    def next(self, way: Tangent | None = None) -> Tangent | None:
-        """Where the model is largest; None if that promises nothing. With ``way`` simply as far as the ball goes."""
-        model = _Model(self.space, self.u, self.g if way is None else way, None if way else self._last, self.noise)
+    def next(self, generator: torch.Generator) -> Tangent | None:
+        """Where the model is largest, or in a random direction while there is none; None if it promises nothing."""
+        if self._last is None and not self.space.dot(self.g, self.g) > 0:
+            point = self.space.random(generator)
+            point.mul_(self._reach / self.space.norm(point))
+            self._promised, self._length = 0.0, self._reach
+            return self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
+        model = _Model(self.space, self.u, self.g, self._last, self.noise)
         z = model.largest(self._sigma, self.rho)
-        gain, length = model.gain(z)
-        self._promised, self._length = (gain, length) if way is None else (0.0, length)
-        if way is None and (gain <= self._sigma * length**2 / 2 or length <= self.rho - self._inside):
+        self._promised, self._length = model.gain(z)
+        if self._promised <= self._sigma * self._length**2 / 2 or self._length <= self.rho - self._inside:
             return None
         point = model.point(z)
         size = self.space.norm(point)
         return point.mul_(self._inside / size) if size > self._inside else point
 
-    def take(self, point: Tangent, loss: float, g: Tangent | None) -> None:
-        """Goes to a point if it is better, and learns from it."""
+    def take(self, point: Tangent, loss: float, g: Tangent | None) -> bool:
+        """Goes to a point if it is better, and learns from it; False if there is nothing finite to learn from."""
         good = math.isfinite(loss) and (g is None or math.isfinite(self.space.dot(g, g)))
         self.finite = self.finite and good
         rise = loss - self.loss
         if not good:
             # Nothing is known but that this was too far.
+            self._reach /= 2
             self._failed = max(self._failed, self._sigma)
             self._sigma = max(4 * self._sigma, 2 * self.space.norm(self.g) / self.rho)
-            return
+            return False
         exact = 2 * (self._promised - rise) / self._length**2
         if rise > 0:
             most = max(4 * self._sigma, 0.0) or math.inf
@@ -174,6 +185,7 @@ class _Walk:
             self.u, self.loss = point, loss
         elif self._last is None and g is not None:
             self._last = _Step(self._less(point, self.u), self._less(g, self.g), rise)
+        return True
 
     def _less(self, a: Tangent, b: Tangent) -> Tangent:
         """a - b, in the memory of a."""
@@ -199,7 +211,7 @@ class _Model:
         self.center, self.slope = coordinates[:, 0], coordinates[:, 1]
         self.hessian = torch.zeros(len(coordinates), len(coordinates), dtype=torch.float64)
         if len(self.vectors) == 4:
-            self.hessian = _symmetric_broyden(coordinates[:, 2], coordinates[:, 3])
+            self.hessian = _curvature(coordinates[:, 2], coordinates[:, 3])
 
     def _gram(self) -> Tensor:
         n = len(self.vectors)
@@ -213,7 +225,7 @@ class _Model:
     def largest(self, sigma: float, rho: float) -> Tensor:
         """Coordinates of the maximum in the ball."""
         damped = self.hessian - sigma * torch.eye(len(self.center), dtype=torch.float64)
-        return largest_in_ball(self.slope - damped @ self.center, damped, rho)
+        return largest_in_ball(self.slope - damped @ self.center, damped, rho, self.center)
 
     def gain(self, z: Tensor) -> tuple[float, float]:
         """What the model without σ promises of the step to z, and the length of that step."""
@@ -235,19 +247,28 @@ def _quadratic(gram: Tensor, loss: float, noise: float) -> bool:
     return abs(loss - linear - curved) <= TRUST * (abs(linear) + abs(curved)) + noise
 
 
-def _symmetric_broyden(s: Tensor, y: Tensor) -> Tensor:
-    """The symmetric B of least Frobenius norm with B s = y, and CAUTION."""
+def _curvature(s: Tensor, y: Tensor) -> Tensor:
+    """The B of the model: B s = y, and as much against the direction in which the gradient turned as it turned.
+
+    Nothing is known of the curvature across the step. The least symmetric B has none, so that it rises in a direction
+    between the two however the gradient turned, and long steps go there in vain.
+    """
     size = s.norm()
     s, y = s / size, y / size
     along = s @ y
     across = y - along * s
     turn = across.norm()
-    hessian = along * torch.outer(s, s) + torch.outer(across, s) + torch.outer(s, across)
-    return hessian - CAUTION * torch.outer(across, across) / turn if turn > 0 else hessian
+    matrix = along * torch.outer(s, s) + torch.outer(across, s) + torch.outer(s, across)
+    return matrix - torch.outer(across, across) / turn if turn > 0 else matrix
 
 
-def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float) -> Tensor:
-    """The z with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix."""
+def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float, near: Tensor) -> Tensor:
+    """The z with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix.
+
+    Of two that are about equally good the one nearer to ``near``: rounding must not choose.
+    """
+    if not len(linear):
+        return linear
     values, axes = torch.linalg.eigh(matrix)
     c, w = (axes.mT @ linear).tolist(), values.tolist()
 
@@ -262,7 +283,9 @@ def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float) -> Tensor:
         low, high = (middle, high) if math.hypot(*at(middle)) > rho else (low, middle)
     z = at(high) if high > w[-1] else [0.0] * len(c)
     if high > 0:
-        # On the sphere; where the slope has no part along the top axis ("the hard case") the rest lies along it.
+        # On the sphere. Where the slope has hardly a part along the top axis, the maximum lies on either side of it.
         rest = rho**2 - sum(x * x for x in z[:-1])
-        z[-1] = math.copysign(math.sqrt(max(rest, 0.0)), c[-1])
+        tie = abs(c[-1]) <= TIE * (math.hypot(*c) + rho * abs(w[-1]))
+        side = float(axes[:, -1] @ near) if tie else c[-1]
+        z[-1] = math.copysign(math.sqrt(max(rest, 0.0)), side)
     return axes @ torch.tensor(z, dtype=matrix.dtype)

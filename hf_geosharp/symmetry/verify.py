@@ -93,7 +93,8 @@ def verify(
 def example_batches(model: nn.Module, symmetries: SymmetryMap) -> list[Mapping[str, Any]]:
     """Two made-up batches that differ in content and length, long enough to tell the largest group's directions."""
     width = max((p.group.dim for p in symmetries.pairs if p.kind in ("qk", "vo")), default=4)
-    return [synthetic(model, tokens=min(2 * width + 3, MAX_TOKENS), seed=1), synthetic(model, tokens=11, seed=2)]
+    long = min(2 * width + 3, MAX_TOKENS)
+    return [synthetic(model, rows=1, tokens=long, seed=1), synthetic(model, tokens=11, seed=2)]
 
 
 MAX_TOKENS = 160

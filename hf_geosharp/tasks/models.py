@@ -158,8 +158,8 @@ def load_network(
     Args:
         model_id: A folder (with nothing but config.json for ``random_init``), or the id of a model on the Hub.
         task: A task's name, or ``"auto"``.
-        random_init: Whether to build it with random weights, which takes no checkpoint. Biases and norms get random
-            values too: as they are initialised (zeros, ones) they look symmetric where they are not.
+        random_init: Whether to build it with random weights, which takes no checkpoint. They are not those that a
+            training starts from: biases and norms are random too, and attention depends on its input.
         seed: Of the random weights.
         revision, token, trust_remote_code, dtype, device, allow_missing: As for `load_model`.
 
@@ -239,9 +239,28 @@ def _build(source: Source, config: Any, loader: Any, seed: int, dtype: str, trus
             ) from error
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim == 1 and parameter.is_floating_point():
-                    parameter.add_(0.1 * torch.randn(parameter.shape).to(parameter))
+                if parameter.is_floating_point():
+                    _rouse(parameter)
     return model.to(getattr(torch, dtype))
+
+
+def _rouse(parameter: torch.Tensor) -> None:
+    """Moves a parameter off its initial values, where a model looks symmetric although it is not.
+
+    Vectors (ones and zeros in norms and biases) get noise, zeros become noise, and matrices that are too small for
+    attention to depend on its input grow to one over the root of what they read.
+    """
+    import torch
+
+    if parameter.ndim < 2 or parameter.numel() < 2:
+        parameter.add_(0.1 * torch.randn(parameter.shape).to(parameter))
+        return
+    wanted = parameter[0].numel() ** -0.5
+    spread, mean = float(parameter.std()), abs(float(parameter.mean()))
+    if spread == 0 and mean == 0:
+        parameter.copy_(wanted * torch.randn(parameter.shape))
+    elif mean < spread / 2 and spread < wanted:
+        parameter.mul_(wanted / spread)
 
 
 def _with_processor(

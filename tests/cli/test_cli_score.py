@@ -36,7 +36,8 @@ def test_quiet_says_nothing_on_stderr(run: Run, scoring: Any) -> None:
 def test_defaults(run: Run, scoring: Any) -> None:
     run("score", "some/model")
     call = scoring.calls[0]
-    columns = call.pop("columns")
+    columns, world = call.pop("columns"), call.pop("world")
+    assert (world.rank, world.size) == (0, 1)
     assert (columns.text, columns.text_pair, columns.image, columns.label) == (None, None, None, None)
     assert call == {
         "model_id": "some/model",
@@ -62,6 +63,12 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "label_map": None,
         "labels": "data",
         "allow_missing": False,
+        "micro_batch": None,
+        "gradient_checkpointing": False,
+        "shard": "batches",
+        "on_nan": "stop",
+        "output": None,
+        "timeout": 1800.0,
         "progress": None,
     }
 
@@ -71,12 +78,14 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
         "--rho 0.1 --rho 1e-3 --steps 3 --samples 4 --batch-size 2 --seed 7 --average --baselines --labels model "
         "--device cuda:1 --dtype float64 --revision r --token t --trust-remote-code --allow-missing --text-column a "
+        "--micro-batch 3 --gradient-checkpointing --shard samples --on-nan skip --output o --timeout 60 "
         "--text-pair-column b --image-column i --label-column l --label-map"
     )
     done = run(*line.split(), '{"neg": 0, "pos": "POSITIVE"}')
     assert done.exit_code == 0, done.output
     call = scoring.calls[0]
-    columns = call.pop("columns")
+    columns, world = call.pop("columns"), call.pop("world")
+    assert (world.rank, world.size) == (0, 1)
     assert (columns.text, columns.text_pair, columns.image, columns.label) == ("a", "b", "i", "l")
     assert call == {
         "model_id": "m",
@@ -102,6 +111,12 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "label_map": {"neg": 0, "pos": "POSITIVE"},
         "labels": "model",
         "allow_missing": True,
+        "micro_batch": 3,
+        "gradient_checkpointing": True,
+        "shard": "samples",
+        "on_nan": "skip",
+        "output": "o",
+        "timeout": 60.0,
         "progress": None,
     }
 
@@ -118,6 +133,12 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         ["--samples", "0"],
         ["--batch-size", "0"],
         ["--seed", "-1"],
+        ["--micro-batch", "0"],
+        ["--micro-batch", "many"],
+        ["--shard", "layers"],
+        ["--on-nan", "hope"],
+        ["--timeout", "0"],
+        ["--processes", "0"],
         ["--metric", "flat"],
         ["--geodesic", "third"],
         ["--dtype", "float16"],
@@ -315,7 +336,18 @@ class TestProgress:
 
     def test_draws_to_stderr_and_is_gone_after_a_failure(self, capsys: pytest.CaptureFixture[str]) -> None:
         class State:
-            stage, batch, batches, step, steps, rho, value, done, total = "score", 0, 2, 1, 20, 0.05, 0.1, 3, 42
+            stage, batch, batches, step, steps, rho, value, done, total, ranks = (
+                "score",
+                1,
+                2,
+                1,
+                20,
+                0.05,
+                0.1,
+                3,
+                42,
+                1,
+            )
 
         with pytest.raises(KeyboardInterrupt), progress.shown(True) as update:  # noqa: PT012
             assert update is not None
@@ -328,8 +360,11 @@ def test_choices_are_those_of_the_package() -> None:
     """The options repeat them, so that --help need not import torch."""
     from hf_geosharp.cli import options
     from hf_geosharp.geometry.metrics import METRICS, ORDERS
+    from hf_geosharp.parallel import TIMEOUT
+    from hf_geosharp.sharpness.estimate import ON_NAN, SHARDS
     from hf_geosharp.symmetry.find import PRESETS
 
     assert set(options.METRICS) == set(METRICS)
     assert options.GEODESICS == ORDERS
     assert set(options.SYMMETRIES) == set(PRESETS)
+    assert (options.SHARDS, options.ON_NAN, options.TIMEOUT) == (SHARDS, ON_NAN, TIMEOUT)

@@ -128,6 +128,7 @@ def test_options_reach_the_function(inspecting: Stub, run: Run) -> None:
         "inspect", "m", "--random-init", "--no-verify", "--no-health", "--data", "d", "--data-config", "c", "--split",
         "s", "--text-column", "body", "--task", "causal-lm", "--revision", "r", "--token", "t", "--trust-remote-code",
         "--device", "cpu", "--dtype", "float64", "--seed", "3", "--symmetries", "attention", "--allow-missing",
+        "--no-cache",
     )  # fmt: skip
     assert done.exit_code == 0
     (call,) = inspecting.calls
@@ -137,6 +138,7 @@ def test_options_reach_the_function(inspecting: Stub, run: Run) -> None:
         "model_id": "m", "random_init": True, "verify": False, "health": False, "data": "d", "data_config": "c",
         "split": "s", "task": "causal-lm", "revision": "r", "token": "t", "trust_remote_code": True, "device": "cpu",
         "dtype": "float64", "seed": 3, "preset": "attention", "allow_missing": True,
+        "layouts": (), "cached": False,
     }  # fmt: skip
 
 
@@ -203,6 +205,20 @@ def test_wrong_usage_is_told_before_the_work(
     assert done.stdout == ""
     assert inspecting.calls == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_layouts_is_read(inspecting: Stub, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "layout.json"
+    assert run("inspect", "m", "--layout", str(path)).exit_code == 2
+    path.write_text("{}")
+    done = run("inspect", "m", "--layout", str(path))
+    assert done.exit_code == 2
+    assert "layout.json" in done.stderr
+    assert inspecting.calls == []
+    layout = {"name": "mine", "q": "a", "k": "b", "v": "c", "o": "d"}
+    path.write_text(json.dumps({"schema": 1, "layouts": [layout]}))
+    assert run("inspect", "m", "--layout", str(path)).exit_code == 0
+    assert [x.name for x in inspecting.calls[0]["layouts"]] == ["mine"]
 
 
 def test_without_matplotlib_a_heat_map_says_how_to_get_it(

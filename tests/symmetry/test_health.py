@@ -221,6 +221,24 @@ def test_a_head_wider_than_its_input_has_no_full_rank() -> None:
     assert head.flags == ("rank-deficient",)
 
 
+@pytest.mark.parametrize("group", [Group(4, isometric=True), Group(4)])
+def test_where_lengths_cannot_change_the_balance_is_one(group: Group) -> None:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.v, model.o = (nn.Parameter(torch.randn(5, 8, dtype=torch.float64)) for _ in range(2))
+    views = [View.pattern(name, "i (n h)", {"i": 5, "n": 2, "h": 4}, ("n",), ("h",), ("i",)) for name in "vo"]
+    symmetries = SymmetryMap((Pair("vo", "vo", "", group, (views[0],), (views[1],)),))
+    plain = health(model, symmetries)
+    symmetries.apply(model, symmetries.random_element(model, 1, 100.0))
+    for before, after in zip(plain, health(model, symmetries), strict=True):
+        np.testing.assert_allclose(numbers(after), numbers(before), rtol=1e-11)
+        if group.isometric:
+            assert before.balance == after.balance == pytest.approx(1, abs=1e-14)
+            assert after.condition == pytest.approx(before.condition, rel=1e-11)
+        else:
+            assert after.balance != pytest.approx(1, rel=0.1)
+
+
 def test_a_map_without_pairs_has_no_heads() -> None:
     assert health(build("bert"), SymmetryMap()) == ()
 

@@ -72,7 +72,7 @@ class IgnoresNumbers(Trainer):
 
 def test_batches_given_are_used_as_they_are(tmp_path: Path) -> None:
     given = [batch(rows(6, 5)), batch(rows(6, 6))]
-    trained = trainer(tmp_path)
+    trained = trainer(tmp_path, model=randomise(bert(), scale=0.8))
     GeodesicSharpnessCallback(given, steps=2, reproducibility=False).attach(trained)
     expected = score(trained.model, given, steps=2, reproducibility=False).geodesic_sharpness
     assert trained.evaluate()[KEY] == pytest.approx(expected, rel=1e-4)
@@ -222,11 +222,11 @@ def test_the_size_of_micro_batches_does_not_change_the_value(tmp_path: Path) -> 
         trainer_value(tmp_path, micro_batch=size, per_device_train_batch_size=batch, gradient_checkpointing=saving)
         for size, batch, saving in ((8, 4, False), (3, 4, False), (None, 2, False), (None, 4, True))
     ]
-    assert values[1:] == pytest.approx([values[0]] * 3, rel=1e-3)
+    assert values[1:] == pytest.approx([values[0]] * 3, rel=1e-4)
 
 
 def trainer_value(folder: Path, micro_batch: int | None, **changes: Any) -> float:
-    trained = trainer(folder, model=bert(), **changes)
+    trained = trainer(folder, model=randomise(bert(), scale=0.8), **changes)
     GeodesicSharpnessCallback(
         **{**QUICK, "batch_size": 8}, micro_batch=micro_batch
     ).attach(trained)  # fmt: skip

@@ -15,6 +15,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from hf_geosharp import GeodesicSharpnessCallback, score
 from hf_geosharp.errors import GeosharpWarning, UsageError
+from tests.sharpness.tiny import randomise
 from tests.trainer.tiny import QUICK, bert, dataset, evaluations, trainer
 
 KEY = "eval_geodesic_sharpness"
@@ -55,7 +56,7 @@ def test_an_evaluations_record_has_the_value_everywhere(tmp_path: Path, capsys: 
 
 def test_the_value_is_that_of_score_on_the_same_batches(tmp_path: Path) -> None:
     data = dataset(24)
-    trained = trainer(tmp_path, train_dataset=data)
+    trained = trainer(tmp_path, model=randomise(bert(), scale=0.8), train_dataset=data)
     settings = {"rho": 0.05, "steps": 3, "seed": 5}
     callback = GeodesicSharpnessCallback(samples=24, batch_size=24, reproducibility=False, **settings).attach(trained)
     metrics = trained.evaluate()
@@ -116,7 +117,7 @@ def test_the_flattest_checkpoint_is_the_best(tmp_path: Path, name: str) -> None:
     assert trained.evaluate()[KEY] == pytest.approx(best, rel=1e-5)
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_early_stopping_in_any_order(tmp_path: Path, first: bool) -> None:
     stopping = EarlyStoppingCallback(early_stopping_patience=1)
     callback = GeodesicSharpnessCallback(**QUICK)
@@ -245,6 +246,7 @@ def test_subclasses_that_log_or_evaluate_their_own_way(tmp_path: Path, kind: typ
     assert [record[KEY] for record in trained.state.log_history if KEY in record] == values
 
 
+@pytest.mark.slow
 def test_a_seq2seq_trainer(tmp_path: Path) -> None:
     from datasets import Dataset
     from transformers import (

@@ -53,9 +53,11 @@ def test_a_plain_model_is_measured_itself() -> None:
 
 def test_autocast_and_compiled_code_are_left_out() -> None:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     plain = bert().eval()
     expected = value(plain)
+    AcceleratorState._reset_state(True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
     try:
         wrapped = accelerator.prepare_model(copy.deepcopy(plain), evaluation_mode=True)
@@ -65,7 +67,7 @@ def test_autocast_and_compiled_code_are_left_out() -> None:
             assert value(measured) == expected
         assert wrapped.forward is patched
     finally:
-        accelerator.state._reset_state(True)
+        AcceleratorState._reset_state(True)
     compiled = torch.compile(copy.deepcopy(plain), backend="eager")
     with subject(compiled) as measured:
         assert type(measured) is type(plain)

@@ -1,0 +1,186 @@
+"""The ascents against each other, over the demos and a zoo of tiny models, from small radii to large ones.
+
+    python benchmarks/ascent_zoo.py FOLDER --models 20
+    python benchmarks/ascent.py FOLDER [--models 20] [--json benchmarks/data/ascent.json]
+
+For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
+What each ascent finds with 20 steps at most is compared with the best of 60 steps of Auto-PGD (which is no upper
+bound). Passes count the evaluation of the model's own weights, and every evaluation as one forward and one backward
+pass, also the last one of Auto-PGD, which has no backward pass.
+
+What is measured goes to FOLDER/ascent.jsonl line by line: a run that was stopped goes on. Delete the file to measure
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from ascent_zoo import DEMOS, KINDS, everything, sort, training_data
+from make_demos import take
+
+from hf_geosharp import demos
+from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.sharpness.ascent import Climb
+from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.chart import Chart
+from hf_geosharp.sharpness.estimate import ASCENTS, Settings
+from hf_geosharp.sharpness.objective import Objective, Reach
+from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.map import SymmetryMap
+
+RADII = {"inv": (0.03, 0.1, 0.3), "mix": (0.003, 0.01, 0.03), "adaptive": (0.05, 0.1, 0.5)}
+SAMPLES = 64
+STEPS = 20
+REFERENCE = ("reference", "apgd", 60)
+RUNS = (REFERENCE, *((name, name, STEPS) for name in ASCENTS))
+"""Name of a row, ascent, steps."""
+
+Row = dict[str, Any]
+Key = tuple[str, str, float, str]
+
+
+def key(row: Mapping[str, Any]) -> Key:
+    return row["model"], row["metric"], row["rho"], row["run"]
+
+
+def load(name: str, folder: Path) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A model of the zoo or a demo, and its batch."""
+    if name in DEMOS.values():
+        kind = next(k for k, demo in DEMOS.items() if demo == name)
+        place, data = demos.path(name), everything(kind)[0]
+    else:
+        kind, index = name.split("-")
+        place, data = folder / name, training_data(sort(kind, int(index)))
+    classes = {
+        "vit": transformers.AutoModelForImageClassification,
+        "bert": transformers.AutoModelForSequenceClassification,
+    }
+    return classes[kind].from_pretrained(place).eval(), take(data, torch.arange(SAMPLES))
+
+
+def measure(
+    model: torch.nn.Module, batch: dict[str, torch.Tensor], metric: str, wanted: Sequence[tuple[float, str, str, int]]
+) -> Iterator[tuple[float, str, Climb]]:
+    """The climbs asked for as (rho, name, ascent, steps), each from the base point."""
+    geometry = Settings(metric=metric).geometry
+    symmetries = find_symmetries(model) if geometry.paired else SymmetryMap()
+    with borrow(model) as borrowed:
+        chart = Chart(borrowed, symmetries, geometry)
+        objective = Objective(model, batch)
+        chart.widen()
+        with Reach(model) as reach:
+            base = objective.evaluate(True)
+        owners = {n: id(leaf.members[0][0]) for n, leaf in borrowed.leaves.items()}
+        chart.focus({n: reach.rows[k] for n, k in owners.items() if k in reach.rows})
+        g = chart.pull()
+
+        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+            chart.write(u)
+            value = objective.evaluate(gradient)
+            return value, chart.pull() if gradient else None
+
+        for rho, name, ascent, steps in wanted:
+            yield rho, name, ASCENTS[ascent](chart.space, evaluate, rho, steps, given=(base, g.clone()))
+
+
+def run(folder: Path, names: Sequence[str]) -> list[Row]:
+    """Measures what is not measured yet; returns the rows of these models."""
+    path = folder / "ascent.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {key(row) for row in rows}
+    with path.open("a") as file:
+        for name in names:
+            todo = {
+                metric: [
+                    (rho, *one) for rho in radii for one in RUNS if (name, metric, rho, one[0]) not in known
+                ]
+                for metric, radii in RADII.items()
+            }  # fmt: skip
+            if not any(todo.values()):
+                continue
+            model, batch = load(name, folder)
+            for metric, wanted in todo.items():
+                if not wanted:
+                    continue
+                for rho, what, climb in measure(model, batch, metric, wanted):
+                    rows.append(
+                        {"model": name, "metric": metric, "rho": rho, "run": what, "base_loss": climb.base,
+                         "rise": climb.rise, "passes": climb.steps + 1, "stopped": climb.stopped,
+                         "history": [float(f"{h:.6g}") for h in climb.history]}
+                    )  # fmt: skip
+                    file.write(json.dumps(rows[-1]) + "\n")
+                    file.flush()
+            print(name, flush=True)
+    return [row for row in rows if row["model"] in names]
+
+
+def summary(rows: Sequence[Row], name: str, reference: Mapping[Key, float]) -> dict[str, Any]:
+    """Passes and values of one ascent over these rows."""
+    own = [row for row in rows if row["run"] == name]
+    passes = sorted(row["passes"] for row in own)
+    ratios = sorted(row["rise"] / reference[(*key(row)[:3], "reference")] for row in own)
+    return {
+        "ascent": name, "cells": len(own), "median_passes": statistics.median(passes),
+        "p90_passes": passes[min(len(passes) - 1, int(0.9 * len(passes)))], "mean_passes": statistics.fmean(passes),
+        "min_ratio": ratios[0], "p5_ratio": ratios[int(0.05 * len(ratios))], "median_ratio": statistics.median(ratios),
+        "below_99": sum(r < 0.99 for r in ratios), "below_97": sum(r < 0.97 for r in ratios),
+    }  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A summary for each metric and radius, for each metric, and for all; for each ascent."""
+    reference = {key(row): row["rise"] for row in rows if row["run"] == "reference"}
+    tests: list[tuple[str, Callable[[Row], bool]]] = [("all", lambda row: True)]
+    for kind in KINDS:
+        tests.append((kind, lambda row, kind=kind: row["model"].startswith(kind) or row["model"] == DEMOS[kind]))
+    for metric, radii in RADII.items():
+        tests.append((metric, lambda row, metric=metric: row["metric"] == metric))
+        for rho in radii:
+            tests.append((f"{metric} {rho:g}", lambda row, m=metric, r=rho: row["metric"] == m and row["rho"] == r))
+    return [
+        {"where": where, **summary([row for row in rows if test(row)], name, reference)}
+        for where, test in tests
+        for name in ASCENTS
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="the zoo")
+    parser.add_argument("--models", type=int, default=20, help="number of models of each kind")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    torch.set_num_threads(1)
+    names = [*DEMOS.values(), *(sort(kind, i).name for i in range(arguments.models) for kind in KINDS)]
+    rows = run(arguments.folder, names)
+    lines = table(rows)
+    print(f"{'':15} {'':7} cells  passes: median  90 %   mean   of 60 steps: least   5 %  median  < 99 %  < 97 %")
+    for line in lines:
+        print(
+            f"{line['where']:15} {line['ascent']:7} {line['cells']:5} {line['median_passes']:15g} "
+            f"{line['p90_passes']:5g} {line['mean_passes']:6.1f} {line['min_ratio']:20.3f} {line['p5_ratio']:5.3f} "
+            f"{line['median_ratio']:7.4f} {line['below_99']:7} {line['below_97']:7}"
+        )
+    if arguments.json:
+        kept = ("model", "metric", "rho", "run", "base_loss", "rise", "passes", "stopped")
+        shown = [{k: row[k] for k in kept} for row in rows]
+        content = {"samples": SAMPLES, "steps": STEPS, "summary": lines, "rows": shown}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        # One row a line.
+        arguments.json.write_text(json.dumps(content, separators=(",", ":")).replace("},{", "},\n{") + "\n")
+
+
+if __name__ == "__main__":
+    main()

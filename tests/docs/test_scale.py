@@ -1,0 +1,52 @@
+"""The page about scale: its snippets run one after the other, its commands parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hf_geosharp.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
+    snippets = blocks("python")
+    assert len(snippets) == 2
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"docs/scale.md, snippet {number}", "exec"), names)
+    assert capsys.readouterr().out == f"{names['result'].geodesic_sharpness}\n"
+
+
+def test_the_commands_parse() -> None:
+    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+    assert len(lines) == 7
+    for line in lines:
+        # Whatever launches it: what follows is the command and its options.
+        _, arguments = re.split(r"hf-geosharp |hf_geosharp\.cli ", line, maxsplit=1)
+        name, *options = shlex.split(arguments)
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        command.make_context(name, options, parent=click.Context(main))
+
+
+def test_options_and_files_that_are_named_exist() -> None:
+    command = main.get_command(click.Context(main), "score")
+    assert command is not None
+    known = {option for parameter in command.params for option in parameter.opts}
+    known |= {"--nproc-per-node", "--multi_gpu", "--num_processes", "--ntasks", "--cpu"}  # the launchers' own
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z_-]+", PAGE)) <= known
+    for path in re.findall(r"`((?:tests|hf_geosharp)/[\w./]*)`", PAGE):
+        assert (ROOT / path).exists(), path

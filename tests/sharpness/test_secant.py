@@ -1,0 +1,350 @@
+"""The secant ascent, on objectives whose largest value in a ball is known, and beside Auto-PGD on tiny models."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from hf_geosharp import score
+from hf_geosharp.geometry.metrics import PAIR_METRICS
+from hf_geosharp.geometry.space import Part, Space, Tangent
+from hf_geosharp.sharpness.ascent import Climb, auto_pgd
+from hf_geosharp.sharpness.secant import TOLERANCE, largest_in_ball, secant, settled
+from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
+from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
+from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
+
+# ------------------------------------------------------------------------------------------------- the small problem
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 2.0])
+@pytest.mark.parametrize("rho", [1e-3, 0.7, 30.0])
+def test_the_small_problem_is_solved_to_rounding(seed: int, shift: float, rho: float) -> None:
+    h, g = quadratic(seed, 4, shift=shift)
+    z = largest_in_ball(g, h, rho, g)
+    exact = by_the_secular_equation(h, g, rho)
+    assert float(z.norm()) <= rho * (1 + 1e-14)
+    assert float(g @ z + 0.5 * z @ h @ z) == pytest.approx(exact, rel=1e-9)
+
+
+def test_the_small_problem_without_slope_lies_along_the_top_axis_or_stays() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64))
+    zero = torch.zeros(3, dtype=torch.float64)
+    assert largest_in_ball(zero, matrix, 0.5, zero).abs().tolist() == [0.0, 0.5, 0.0]
+    assert not largest_in_ball(zero, matrix - 4 * torch.eye(3, dtype=torch.float64), 0.5, zero).any()
+
+
+def test_the_small_problem_in_the_hard_case() -> None:
+    """A slope without a part along the top axis that does not reach the sphere by itself."""
+    matrix = torch.diag(torch.tensor([0.0, 2.0], dtype=torch.float64))
+    for side in (1.0, -1.0):
+        # Both are as good; the nearer one is taken, whatever rounding says.
+        slope, near = torch.tensor([[1.0, -1e-14 * side], [0.3, 0.2 * side]], dtype=torch.float64)
+        z = largest_in_ball(slope, matrix, 1.0, near)
+        assert z.tolist() == pytest.approx([0.5, side * math.sqrt(0.75)])
+
+
+# ------------------------------------------------------------------------------------------------------- quadratics
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (0.2, 0.0), (1.0, -3.0), (1.0, 2.0)])
+def test_it_reaches_the_maximum_of_a_quadratic_in_a_ball(seed: int, slope: float, shift: float) -> None:
+    """Slopes that decide and slopes that hardly matter, maxima inside (shift -3) and on the sphere."""
+    h, g = quadratic(seed, 12, slope=slope, shift=shift)
+    exact = by_the_secular_equation(h, g, rho=0.7)
+    climb = secant(plain_space(5, 7), Counted(lambda u: g @ u + 0.5 * u @ h @ u), 0.7, 20)
+    assert 0.998 * exact <= climb.rise <= exact * (1 + 1e-12)
+    assert climb.stopped == "converged"
+    assert climb.converged
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_from_a_stationary_point_it_finds_the_top_eigenvalue_faster_than_auto_pgd(seed: int) -> None:
+    h, _ = quadratic(seed, 60, shift=2.0)
+    exact = float(torch.linalg.eigvalsh(h)[-1]) / 2
+    evaluate = Counted(lambda u: 0.5 * u @ h @ u)
+    rises = [climb(plain_space(60), evaluate, 1.0, 20, stationary=True).rise for climb in (secant, auto_pgd)]
+    assert 0.96 * exact < rises[0] <= exact * (1 + 1e-12)
+    assert exact - rises[0] < 0.5 * (exact - rises[1])
+
+
+def test_a_linear_function_takes_three_steps() -> None:
+    """One gets there, and two add nothing."""
+    g = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    climb = secant(plain_space(20, 30), Counted(lambda u: g @ u), 0.3, 20)
+    assert climb.rise == pytest.approx(0.3 * float(g.norm()), rel=1e-13)
+    assert torch.allclose(climb.u.flat(), 0.3 * g / g.norm(), rtol=1e-12)
+    assert climb.steps <= 3
+    assert climb.stopped == "converged"
+
+
+# ------------------------------------------------------------------------------------------------------ other shapes
+
+
+def exploding(u: Tensor) -> Tensor:
+    """Convex, and far from quadratic in the ball."""
+    return (4 * u).exp().sum()
+
+
+def saturating(u: Tensor) -> Tensor:
+    """Steep at first and then flat: the slope at the base point promises far too much."""
+    return torch.tanh(20 * u[0]) + 0.1 * u.sum()
+
+
+def oscillating(u: Tensor) -> Tensor:
+    """A full-radius step along the gradient goes too far, to and fro."""
+    return u[0] - 6 * (u[1] - 0.4 * u[0]).square() + 0.05 * u[2:].sum()
+
+
+@pytest.mark.parametrize("f", [exploding, saturating, oscillating])
+def test_it_agrees_with_a_long_auto_pgd_in_at_most_as_many_steps(f: Callable[[Tensor], Tensor]) -> None:
+    # A start that is no symmetric point of any of them.
+    a = torch.linspace(-0.2, 0.3, 6, dtype=torch.float64)
+    climbs = [
+        climb(plain_space(6), Counted(lambda u: f(u + 0.1 * a)), 1.0, n) for climb, n in ((secant, 20), (auto_pgd, 200))
+    ]
+    assert climbs[0].rise >= 0.995 * climbs[1].rise
+    assert climbs[0].steps <= 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_keeps_the_best_point_it_saw(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a = 30 * torch.randn(6, generator=generator, dtype=torch.float64)
+    evaluate = Counted(lambda u: torch.sin(a * u).sum() + (3 * u[0]).cos())
+    climb = secant(plain_space(6), evaluate, 1.0, 20)
+    seen = [float(evaluate.f(u)) for u in evaluate.points]
+    assert climb.base == seen[0]
+    assert climb.rise == max(seen) - climb.base
+    assert float(evaluate.f(climb.u.flat())) == max(seen)
+    assert list(climb.history) == [max(seen[: k + 1]) - climb.base for k in range(len(seen))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [3, 1000, 3_000_000])
+def test_no_point_lies_outside_the_ball(dtype: torch.dtype, size: int) -> None:
+    rho, steps = 0.3, 20 if size < 10_000 else 4
+    evaluate = Counted(lambda u: u.square().sum() + u[0])
+    climb = secant(plain_space(size, dtype=dtype), evaluate, rho, steps)
+    slack = 1 + (1e-6 if size > 10_000 and dtype == torch.float32 else 0.0)
+    assert max(float(u.double().norm()) for u in [*evaluate.points, climb.u.flat()]) <= rho * slack
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_it_takes_at_most_one_evaluation_a_step_and_needs_no_gradient_of_the_last(steps: int) -> None:
+    a = torch.linspace(1.0, 2.0, 8, dtype=torch.float64)
+    evaluate = Counted(lambda u: (3 * a * u + a).sin().sum())
+    climb = secant(plain_space(8), evaluate, 1.0, steps)
+    assert evaluate.wanted == [True] * steps + [False]
+    assert climb.steps == steps
+    assert climb.stopped == "budget"
+
+
+def test_what_is_given_is_not_evaluated_again() -> None:
+    h, g = quadratic(3, 8)
+    evaluate = Counted(lambda u: g @ u + 0.5 * u @ h @ u)
+    space = plain_space(8)
+    plain = secant(space, evaluate, 1.0, 6)
+    count = len(evaluate.points)
+    given = secant(space, evaluate, 1.0, 6, given=(0.0, like(space.zeros(), g.clone())))
+    assert len(evaluate.points) - count == count - 1
+    assert given.history == plain.history
+
+
+def test_it_holds_no_more_than_six_tangent_vectors() -> None:
+    """The point under evaluation and its gradient among them."""
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    counts = []
+    h, g = quadratic(1, 8)
+
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        x = u.flat().requires_grad_()
+        value = g @ x + 0.5 * x @ h @ x - 2 * (x**4).sum()
+        out = torch.autograd.grad(value, x)[0]
+        alive.update([*u.pieces, out])
+        counts.append(len(alive))
+        return float(value.detach()), Tangent((out,))
+
+    secant(plain_space(8), evaluate, 2.0, 20)
+    assert len(counts) > 8
+    assert max(counts) <= 6
+
+
+# -------------------------------------------------------------------------------------------------------- degenerate
+
+
+def test_rise_is_zero_and_never_negative_at_a_maximum() -> None:
+    climb = secant(plain_space(4), Counted(lambda u: 3.0 - u.square().sum()), 0.5, 20)
+    assert climb.rise == 0.0
+    assert not climb.u.flat().any()
+    assert climb.stopped == "converged"
+
+
+def test_it_leaves_a_stationary_point_in_a_seeded_direction() -> None:
+    def climb(seed: int | None) -> Climb:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return secant(plain_space(5), Counted(lambda u: u.square().sum()), 0.5, 6, generator=generator)
+
+    assert climb(None).rise == pytest.approx(0.25)
+    assert torch.equal(climb(None).u.flat(), climb(None).u.flat())
+    assert torch.equal(climb(7).u.flat(), climb(7).u.flat())
+    assert not torch.equal(climb(7).u.flat(), climb(8).u.flat())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_choose_the_way_from_a_stationary_point(dtype: torch.dtype) -> None:
+    def climb(noise: int) -> Climb:
+        rounding = torch.finfo(dtype).eps * torch.randn(5, generator=torch.Generator().manual_seed(noise), dtype=dtype)
+        weights = torch.arange(1.0, 6.0, dtype=dtype)
+        evaluate = Counted(lambda u: (weights * u * u).sum() + rounding @ u)
+        return secant(plain_space(5, dtype=dtype), evaluate, 0.1, 4, generator=torch.Generator().manual_seed(0))
+
+    assert climb(1).rise == pytest.approx(climb(2).rise, rel=1000 * torch.finfo(dtype).eps)
+
+
+def test_it_survives_points_without_a_finite_value_and_says_so() -> None:
+    def f(u: Tensor) -> Tensor:
+        return torch.where(u[0] > 0.5, math.nan, 1.0) * (u[0] + 0.1 * u[1])
+
+    climb = secant(plain_space(2), Counted(f), 2.0, 20)
+    assert not climb.finite
+    assert 0.4 < climb.rise <= 0.5 + 0.1 * 2.0
+    assert secant(plain_space(2), Counted(lambda u: u @ torch.ones(2, dtype=torch.float64)), 2.0, 20).finite
+
+
+def test_it_survives_a_gradient_that_is_not_finite() -> None:
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        flat = u.flat()
+        return float(flat.sum()), like(u, torch.full_like(flat, math.nan)) if gradient else None
+
+    climb = secant(plain_space(3), evaluate, 1.0, 10)
+    assert bool(torch.isfinite(climb.u.flat()).all())
+    assert climb.rise >= 0
+    assert not climb.finite
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_it_refuses_a_start_without_a_finite_value(value: float) -> None:
+    with pytest.raises(ValueError, match=str(value)):
+        secant(plain_space(2), lambda u, gradient: (value, u), 1.0, 5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_warm_starts_make_the_rise_monotone_in_the_radius(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a = 8 * torch.randn(6, generator=generator, dtype=torch.float64)
+    space, start, base, rises = plain_space(6), None, None, []
+    for rho in (0.05, 0.1, 0.4, 1.0, 3.0):
+        climb = secant(space, Counted(lambda u: torch.sin(a * u + 1).sum()), rho, 10, start=start, base=base)
+        start, base = climb.u, climb.base
+        rises.append(climb.rise)
+    assert rises == sorted(rises)
+    assert base == pytest.approx(6 * math.sin(1))
+
+
+# ---------------------------------------------------------------------------------------------------------- stopping
+
+
+def test_settled_means_that_a_third_of_the_steps_and_two_added_next_to_nothing() -> None:
+    least = 1 - 0.9 * TOLERANCE
+    assert not settled([0.0, 1.0, 1.0], 0.0)
+    assert settled([0.0, 1.0, 1.0, 1.0], 0.0)
+    assert settled([0.0, least, 1.0, 1.0], 0.0)
+    assert not settled([0.0, 1 - 1.1 * TOLERANCE, 1.0, 1.0], 0.0)
+    assert not settled([0.0, *[0.5] * 6, *[1.0] * 3], 0.0)  # nine steps: the last three
+    assert settled([0.0, *[0.5] * 5, *[1.0] * 4], 0.0)
+    assert settled([0.0, 1e-9, 2e-9, 3e-9], 1e-8)
+
+
+def test_it_reports_every_step_with_the_best_rise_so_far() -> None:
+    told: list[tuple[int, float]] = []
+    climb = secant(plain_space(3), Counted(lambda u: (5 * u).sin().sum()), 1.0, 9, report=lambda *a: told.append(a))
+    assert told == list(enumerate(climb.history))[1:]
+
+
+# ------------------------------------------------------------------------------------------------------ closed forms
+
+
+def scalar_pair(metric: str, g: float, h: float, x: float, y: float) -> tuple[Space, Callable[..., Any]]:
+    """½-free squared loss (g h x - y)² of one number g and one number h, in a metric, by exact geodesics."""
+    point = tuple(torch.tensor([[[v]]], dtype=torch.float64) for v in (g, h))
+    part = Part("gh", PAIR_METRICS[metric].at(*point), ((1, 1, 1), (1, 1, 1)), False, "exact")
+    space = Space([part], torch.float64, torch.device("cpu"))
+
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        end = part.frame.geodesic(part.split(u.pieces[0]), "exact")
+        a, b = (p.detach().clone().requires_grad_() for p in end.point)
+        loss = (a * b * x - y).square().sum()
+        covector = torch.autograd.grad(loss, (a, b))
+        piece = torch.empty(2, dtype=torch.float64)
+        end.pullback(covector, out=part.split(piece))
+        return float(loss.detach()), Tangent((piece,))
+
+    return space, evaluate
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize(("g", "h", "y"), [(1.3, 0.7, 0.2), (0.5, 2.0, 3.0)])
+def test_the_closed_form_of_two_numbers_under_inv(rho: float, g: float, h: float, y: float) -> None:
+    """γ = (g e^b, h e^b) has length √2 |b|; the rise is y0² (e^{4b} - 1) - 2 y y0 (e^{2b} - 1)."""
+    y0, reach = g * h, rho / math.sqrt(2)
+
+    def rise(b: float) -> float:
+        return y0**2 * math.expm1(4 * b) - 2 * y * y0 * math.expm1(2 * b)
+
+    found = minimize_scalar(lambda b: -rise(b), bounds=(-reach, reach), method="bounded")
+    best = max(-found.fun, rise(reach), rise(-reach))
+    space, evaluate = scalar_pair("inv", g, h, 1.0, y)
+    climb = secant(space, evaluate, rho, 20)
+    assert climb.rise == pytest.approx(best, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- tiny models
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix", "adaptive", "euclidean"])
+@pytest.mark.parametrize("make", [bert, gpt2])
+def test_on_tiny_models_it_finds_what_auto_pgd_finds_with_fewer_passes(make: Any, metric: str) -> None:
+    model, batches = make(), bert_batches(2) if make is bert else gpt2_batches(2)
+    fast, slow = (
+        score(model, batches, metric=metric, ascent=ascent, reproducibility=False, verify=False)
+        for ascent in ("secant", "apgd")
+    )
+    for a, b in zip(fast.per_batch, slow.per_batch, strict=True):
+        assert a.value >= 0.99 * b.value
+    assert fast.passes.forwards < 0.7 * slow.passes.forwards
+    assert (fast.ascent, slow.ascent) == ("secant", "apgd")
+    assert all(b.stopped == "budget" and b.passes == 21 for b in slow.per_batch)
+    assert sum(b.passes or 0 for b in fast.per_batch) == fast.passes.forwards
+    assert all(b.passes == b.steps + 1 for b in fast.per_batch)
+
+
+def test_labels_of_the_model_climb_from_a_minimum() -> None:
+    model, batches = bert(), [{k: v for k, v in b.items() if k != "labels"} for b in bert_batches(1)]
+    fast, slow = (score(model, batches, labels="model", ascent=a, reproducibility=False) for a in ("secant", "apgd"))
+    assert fast.geodesic_sharpness >= 0.99 * slow.geodesic_sharpness > 0
+
+
+def test_several_radii_take_fewer_passes_than_as_many_scores() -> None:
+    model, batches, radii = bert(), bert_batches(1), (0.05, 0.1, 0.2)
+    curve = score(model, batches, rho=radii, reproducibility=False)
+    single = [score(model, batches, rho=rho, reproducibility=False) for rho in radii]
+    assert curve.passes.forwards <= sum(r.passes.forwards for r in single)
+    for point, alone in zip(curve.curve, single, strict=True):
+        assert point.geodesic_sharpness >= 0.99 * alone.geodesic_sharpness
+
+
+def test_an_unknown_ascent_is_refused() -> None:
+    from hf_geosharp.errors import UsageError
+
+    with pytest.raises(UsageError, match="ascent is 'sgd'; it is one of secant, apgd"):
+        score(nn.Linear(2, 2), [], ascent="sgd")

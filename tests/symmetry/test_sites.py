@@ -1,0 +1,691 @@
+"""Sites of attention in every layout: what is found on hand-made modules, against groups worked out by hand.
+
+Each claim is also moved far along its orbit: outputs must stay to rounding, and must not when it is broken on purpose.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
+from hf_geosharp.symmetry.sites import _nested, _regular
+from hf_geosharp.symmetry.verify import verify
+from tests.symmetry.handmade import (
+    HEAD,
+    TOKENS,
+    WIDTH,
+    Chunked,
+    Copied,
+    Core,
+    Fused,
+    Grouped,
+    Handed,
+    Latent,
+    Mlp,
+    Pointwise,
+    Projected,
+    Residual,
+    Separate,
+    Torch,
+    Unequal,
+    Written,
+    attend,
+    change,
+    half,
+    inputs,
+    interleaved,
+    joined,
+    outputs,
+    plain,
+    relative,
+    repeated,
+    split,
+)
+
+EXACT = 1e-11
+"""Relative change of the outputs of a true symmetry in float64, moved by elements of condition 100."""
+
+BIASES = {"key_bias": 4 * HEAD, "value_bias": 4 * HEAD}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module with attention in it and what it allows.
+
+    Attributes:
+        module: makes it.
+        qk, vo: names of groups -> copies.
+        folds: kinds -> dimension.
+        named: sides of attention that are not understood and have to be named ("qk", "vo").
+    """
+
+    module: Callable[[], nn.Module]
+    qk: Mapping[str, int] = field(default_factory=lambda: {f"GL({HEAD})": 4})
+    vo: Mapping[str, int] = field(default_factory=lambda: {f"GL({HEAD})": 4})
+    folds: Mapping[str, int] = field(default_factory=lambda: BIASES)
+    named: tuple[str, ...] = ()
+
+
+def of(core: Core = plain, **options: object) -> Callable[[], nn.Module]:
+    return lambda: Projected(core, **options)  # type: ignore[arg-type]
+
+
+NONE: dict[str, int] = {}
+ONE = {f"GL({HEAD})": 1}
+TWO = {f"GL({HEAD})": 2}
+VALUE_BIAS = {"value_bias": 4 * HEAD}
+KEY_BIAS = {"key_bias": 4 * HEAD}
+TURNED = {"GL(1,C)": 4 * HEAD // 2}
+
+
+# ------------------------------------------------------------------------------------------------------------ layouts
+
+LAYOUTS = {
+    "separate": Site(of()),
+    "separate, no biases": Site(of(bias=False, out_bias=False), folds=NONE),
+    "separate, no output bias": Site(of(out_bias=False), folds=KEY_BIAS),
+    "fused, parts outermost": Site(lambda: Fused("s n h")),
+    "fused, parts outermost, values before keys": Site(lambda: Fused("s n h", parts="qvk")),
+    "fused per head": Site(lambda: Fused("n s h")),
+    "fused per coordinate": Site(lambda: Fused("n h s")),
+    "fused, heads innermost": Site(lambda: Fused("s h n")),
+    "fused, coordinates outermost": Site(lambda: Fused("h s n")),
+    "fused in shards": Site(lambda: Fused("p s w h")),
+    "fused in shards, values before keys": Site(lambda: Fused("p s w h", parts="qvk")),
+    "fused, bias added afterwards": Site(lambda: Fused("s n h", bias="after"), folds=NONE),
+    "fused, no bias": Site(lambda: Fused("s n h", bias=""), folds=NONE),
+    "transposed, parts outermost": Site(lambda: Fused("s n h", transposed=True)),
+    "transposed per head": Site(lambda: Fused("n s h", transposed=True)),
+    "transposed in shards": Site(lambda: Fused("p s w h", transposed=True)),
+    "fused per group of queries": Site(Grouped, TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}),
+    "fused, one key head": Site(lambda: Grouped(1, 4), ONE, ONE, {"key_bias": HEAD, "value_bias": HEAD}),
+    "grouped queries": Site(of(key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}),
+    "one key head": Site(of(key_heads=1), ONE, ONE, {"key_bias": HEAD, "value_bias": HEAD}),
+    "one head": Site(of(heads=1), ONE, ONE, {"key_bias": HEAD, "value_bias": HEAD}),
+    "heads of one coordinate": Site(
+        of(heads=5, head=1), {"GL(1)": 5}, {"GL(1)": 5}, {"key_bias": 5, "value_bias": 5}
+    ),
+    "queries wider than the hidden size": Site(
+        of(heads=2, head=40), {"GL(40)": 2}, {"GL(40)": 2}, {"key_bias": 80, "value_bias": 80}
+    ),
+    "values wider than keys": Site(of(value=9), vo={"GL(9)": 4}, folds={"key_bias": 4 * HEAD, "value_bias": 36}),
+    "a module for each head": Site(lambda: Separate([HEAD] * 4)),
+    "heads that differ, a module for each": Site(
+        lambda: Separate([3, 5, 2]), {"GL(3)": 1, "GL(5)": 1, "GL(2)": 1}, {"GL(3)": 1, "GL(5)": 1, "GL(2)": 1},
+        {"key_bias": 10, "value_bias": 10},
+    ),
+    "heads that differ in one projection": Site(
+        lambda: Unequal([3, 5, 5, 2]), {"GL(3)": 1, "GL(5)": 2, "GL(2)": 1}, {"GL(3)": 1, "GL(5)": 2, "GL(2)": 1},
+        {"key_bias": 15, "value_bias": 15},
+    ),
+    "einsum, heads outermost": Site(lambda: Written("nih", "nhi"), folds=NONE),
+    "einsum, inputs outermost": Site(lambda: Written("inh", "inh"), folds=NONE),
+    "einsum, coordinates outermost": Site(lambda: Written("hin", "ihn"), folds=NONE),
+    "pointwise convolutions": Site(Pointwise),
+    "pointwise convolutions of images": Site(lambda: Pointwise(2)),
+    "grouped convolutions, a group for two heads": Site(lambda: Pointwise(groups=2)),
+    "grouped convolutions, a group for each head": Site(lambda: Pointwise(groups=4)),
+    "nn.MultiheadAttention": Site(Torch),
+    "nn.MultiheadAttention, weights asked for": Site(lambda: Torch(weights=True)),
+    "nn.MultiheadAttention, crossed": Site(lambda: Torch(cross=True)),
+    "nn.MultiheadAttention, narrower keys and values": Site(lambda: Torch(cross=True, kdim=10, vdim=12)),
+    "nn.MultiheadAttention, no bias": Site(lambda: Torch(bias=False), folds=NONE),
+    "nn.MultiheadAttention, one more key": Site(lambda: Torch(add_bias_kv=True), folds=NONE),
+    "nn.MultiheadAttention, one more zero": Site(lambda: Torch(add_zero_attn=True), folds=NONE),
+    "one parameter in chunks": Site(Chunked),
+    "keys and values of a latent": Site(Latent, folds=NONE),
+    "keys and values of a latent with a norm": Site(lambda: Latent(norm=True), folds={"norm_gain": 8}),
+}  # fmt: skip
+
+# -------------------------------------------------------------------------------------- what happens to q, k and v
+
+
+def _sdpa(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return joined(functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True, scale=0.7))
+
+
+def _sdpa_masked(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    near = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)[None]).abs() < 4
+    return joined(functional.scaled_dot_product_attention(q, k, v, attn_mask=near))
+
+
+def _unrepeated(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bngtd,bnsd->bngts", q.unflatten(1, (m.key_heads, -1)), k).softmax(-1)
+    return torch.einsum("bngts,bnsd->btngd", weights, v).flatten(2)
+
+
+def _tiled(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
+
+
+def _turned(rotary: Callable[[Tensor], Tensor], share: int = HEAD) -> Core:
+    def turn(x: Tensor) -> Tensor:
+        return torch.cat([rotary(x[..., :share]), x[..., share:]], dim=-1)
+
+    return lambda m, x, q, k, v: attend(turn(q), repeated(m, turn(k)), repeated(m, v))
+
+
+def _across(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries' frequencies are halves, keys' are neighbours."""
+    return attend(half(q), half(k.unflatten(-1, (-1, 2)).mT.flatten(-2)), v)
+
+
+def _mirrored(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Both imaginary parts come first."""
+    return attend(half(q.flip(-1)), half(k.flip(-1)), v)
+
+
+def _some_frequencies(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Halves are paired over the whole head of 8, but the last two frequencies are zero."""
+
+    def turn(x: Tensor) -> Tensor:
+        pairs = x.unflatten(-1, (2, -1)).mT
+        angles = torch.arange(TOKENS, dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.3, 0.0, 0.0], dtype=x.dtype)
+        turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).mT.flatten(-2)
+
+    return attend(turn(q), turn(k), v)
+
+
+def _decomposed(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q . R, the table shared by the heads."""
+    return attend(q, k, v, torch.einsum("bntd,tsd->bnts", q, relative(m.table)))
+
+
+def _tables_of_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    table = relative(m.table).unflatten(-1, (4, HEAD))
+    return attend(q, k, v, torch.einsum("bntd,tsnd->bnts", q, table))
+
+
+def _both_tables(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    more = torch.einsum("bntd,tsd->bnts", q, relative(m.table)) + torch.einsum("bnsd,tsd->bnts", k, relative(m.other))
+    return attend(q, k, v, more)
+
+
+def _values_table(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.softmax(q @ k.mT, dim=-1)
+    return joined(weights @ v + torch.einsum("bnts,tsd->bntd", weights, relative(m.table)))
+
+
+def _positions_through_both(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Places go through the same projections as tokens; a key meets another place for each query."""
+    place_q, place_k = split(m.q(m.positions)[None], 4), split(m.k(m.positions)[None], 4)
+    at = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)) % TOKENS
+    return attend(q, k, v, q @ place_k.mT + torch.einsum("bnsd,ntsd->bnts", k, place_q[0][:, at]))
+
+
+def _positions_through_keys(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(q, k, v, q @ split(m.k(m.positions)[None], 4).mT)
+
+
+def _two_queries(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Query biases for content and place, and a projection of places of its own."""
+    places = split(functional.linear(m.positions, m.places)[None], 4)
+    logits = (q + m.content[:, None]) @ k.mT + (q + m.place[:, None]) @ places.mT
+    return joined(torch.softmax(logits, dim=-1) @ v)
+
+
+def _sinks(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One more logit for each head whose weight goes nowhere."""
+    logits = torch.cat([q @ k.mT, m.sink.view(1, 4, 1, 1).expand(x.shape[0], 4, TOKENS, 1)], dim=-1)
+    return joined(torch.softmax(logits, dim=-1)[..., :-1] @ v)
+
+
+def _softcap(core: Callable[[Tensor], Tensor] = lambda x: x) -> Core:
+    def capped(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return joined(torch.softmax(3 * torch.tanh(core(q) @ core(k).mT / 3), dim=-1) @ v)
+
+    return capped
+
+
+def _unit(x: Tensor) -> Tensor:
+    return functional.normalize(x, dim=-1)
+
+
+CORES = {
+    "scaled_dot_product_attention": Site(
+        of(_sdpa, key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}
+    ),
+    "scaled_dot_product_attention, masked": Site(of(_sdpa_masked)),
+    "grouped queries, keys not repeated": Site(
+        of(_unrepeated, key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}
+    ),
+    "grouped queries, keys tiled": Site(
+        of(_tiled, key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}
+    ),
+    "rotary, halves": Site(of(_turned(half)), TURNED, folds=VALUE_BIAS),
+    "rotary, neighbours": Site(of(_turned(interleaved)), TURNED, folds=VALUE_BIAS),
+    "rotary, grouped queries": Site(
+        of(_turned(half), key_heads=2), {"GL(1,C)": HEAD}, TWO, {"value_bias": 2 * HEAD}
+    ),
+    "rotary, one key head": Site(of(_turned(half), key_heads=1), {"GL(1,C)": 3}, ONE, {"value_bias": HEAD}),
+    "rotary on a part, halves": Site(
+        of(_turned(half, 4)), {"GL(1,C)": 8, "GL(2)": 4}, folds={"key_bias": 8, "value_bias": 4 * HEAD}
+    ),
+    "rotary on a part, neighbours": Site(
+        of(_turned(interleaved, 2)), {"GL(1,C)": 4, "GL(4)": 4}, folds={"key_bias": 16, "value_bias": 4 * HEAD}
+    ),
+    "rotary, queries in halves and keys in neighbours": Site(of(_across), TURNED, folds=VALUE_BIAS),
+    "rotary, imaginary parts first": Site(of(_mirrored), TURNED, folds=VALUE_BIAS),
+    "rotary, some frequencies zero": Site(
+        of(_some_frequencies, head=8), {"GL(1,C)": 8, "GL(4)": 4}, {"GL(8)": 4}, {"key_bias": 16, "value_bias": 32}
+    ),
+    "relative positions, one table for all heads": Site(
+        of(_decomposed, table=(2 * TOKENS - 1, HEAD)), ONE, folds={"key_bias": HEAD, "value_bias": 4 * HEAD}
+    ),
+    "relative positions, a table for each head": Site(of(_tables_of_heads, table=(2 * TOKENS - 1, 4 * HEAD))),
+    "relative positions of queries and keys": Site(
+        of(_both_tables, table=(2 * TOKENS - 1, HEAD), other=(2 * TOKENS - 1, HEAD)), ONE, folds=VALUE_BIAS
+    ),
+    "relative positions of values": Site(
+        of(_values_table, table=(2 * TOKENS - 1, HEAD)), vo=ONE, folds={"key_bias": 4 * HEAD, "value_bias": HEAD}
+    ),
+    "positions through queries and keys": Site(of(_positions_through_both), folds=VALUE_BIAS),
+    "positions through keys": Site(of(_positions_through_keys)),
+    "two biases of queries": Site(
+        of(_two_queries, places=(4 * HEAD, WIDTH), content=(4, HEAD), place=(4, HEAD))
+    ),
+    "a sink in each head": Site(of(_sinks, sink=(4,)), folds=NONE),
+    "capped logits": Site(of(_softcap()), folds=VALUE_BIAS),
+    "capped logits, rotary": Site(of(_softcap(half)), TURNED, folds=VALUE_BIAS),
+    "inactive clamps": Site(
+        of(lambda m, x, q, k, v: attend(q.clamp(-99, 99), k.clamp(-99, 99), v.clamp(-99, 99)))
+    ),
+    "queries and keys of length one": Site(
+        of(lambda m, x, q, k, v: attend(_unit(q), _unit(k), v)), {f"O({HEAD})": 4}, folds=VALUE_BIAS
+    ),
+    "queries of length one": Site(of(lambda m, x, q, k, v: attend(_unit(q), k, v)), {f"O({HEAD})": 4}),
+    "values of length one": Site(
+        of(lambda m, x, q, k, v: attend(q, k, _unit(v))), vo={f"O({HEAD})": 4}, folds=KEY_BIAS
+    ),
+    "rotary, then length one": Site(
+        of(lambda m, x, q, k, v: attend(_unit(half(q)), _unit(half(k)), v)), {"U(1)": 12}, folds=VALUE_BIAS
+    ),
+    "length one, then rotary, neighbours": Site(
+        of(lambda m, x, q, k, v: attend(interleaved(_unit(q)), interleaved(_unit(k)), v)), {"U(1)": 12},
+        folds=VALUE_BIAS,
+    ),
+    "a gate for each entry": Site(
+        of(lambda m, x, q, k, v: attend(q, k, v) * torch.sigmoid(x @ m.gate), gate=(WIDTH, 4 * HEAD)),
+        vo={"GL(1)": 24}, folds=KEY_BIAS,
+    ),
+    "queries that go through a convolution": Site(
+        of(
+            lambda m, x, q, k, v: attend(
+                split(functional.conv1d(joined(q).mT, m.kernel, padding=1, groups=24).mT, 4), k, v
+            ),
+            kernel=(24, 1, 3),
+        ),
+        {"GL(1)": 24},
+    ),
+}  # fmt: skip
+
+# ----------------------------------------------------------------------- what has none, or none of those looked for
+
+
+def _order(side: str, index: list[int], axis: int) -> Core:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.tensor(index)
+        q, k, v = (t.index_select(axis, at) if n == side else t for n, t in (("q", q), ("k", k), ("v", v)))
+        return attend(q, k, v)
+
+    return core
+
+
+def _again(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The output projection reads queries too."""
+    return attend(q, k, v) + 0.1 * joined(q)
+
+
+def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Logits of all heads mixed before the softmax."""
+    logits = torch.einsum("bnts,nm->bmts", q @ k.mT, m.mix)
+    return joined(torch.softmax(logits, dim=-1) @ v)
+
+
+UNCLAIMED = {
+    "bent queries": Site(of(lambda m, x, q, k, v: attend(torch.tanh(q), k, v)), NONE, folds=BIASES, named=("qk",)),
+    "bent values": Site(of(lambda m, x, q, k, v: attend(q, k, torch.tanh(v))), vo=NONE, folds=KEY_BIAS, named=("vo",)),
+    "queries read twice": Site(of(_again), NONE, NONE, NONE, named=("qk", "vo")),
+    "keys that are also values": Site(
+        of(lambda m, x, q, k, v: attend(q, k, k)), NONE, NONE, NONE, named=("qk", "vo")
+    ),
+    "active clamps": Site(
+        of(lambda m, x, q, k, v: attend(q.clamp(-0.3, 0.3), k.clamp(-0.3, 0.3), v.clamp(-0.3, 0.3))),
+        NONE, NONE, NONE, named=("qk", "vo"),
+    ),
+    "a module for queries and keys": Site(
+        of(lambda m, x, q, k, v: attend(q, split(m.q(x.roll(1, -1)), 4), v)), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
+    "key heads in another order": Site(of(_order("k", [0, 2, 3, 1], 1)), NONE, folds=VALUE_BIAS, named=("qk",)),
+    "value heads in another order": Site(of(_order("v", [3, 2, 1, 0], 1)), vo=NONE, folds=KEY_BIAS, named=("vo",)),
+    "coordinates in another order": Site(
+        of(_order("q", [3, 0, 5, 1, 4, 2], 3)), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
+    "weights rearranged in memory": Site(Copied, NONE, NONE, NONE, named=("qk", "vo")),
+    "weights handed on with their biases copied into one": Site(Handed, NONE, NONE, NONE, named=("qk", "vo")),
+    "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, folds=NONE, named=("qk",)),
+}  # fmt: skip
+
+SITES = {**LAYOUTS, **CORES, **UNCLAIMED}
+each_site = pytest.mark.parametrize("name", SITES)
+_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
+
+
+def find(name: str) -> tuple[nn.Module, SymmetryMap]:
+    """The model of a site and its map, found once."""
+    if name not in _found:
+        model = Residual(SITES[name].module())
+        _found[name] = model, find_symmetries(model, inputs())
+    return _found[name]
+
+
+def groups(found: SymmetryMap, kind: str) -> dict[str, int]:
+    """Names of groups -> copies."""
+    out: Counter[str] = Counter()
+    for p in found.pairs:
+        if p.kind == kind:
+            out[p.group.name] += p.copies
+    return dict(out)
+
+
+@each_site
+def test_groups_and_copies_are_those_worked_out_by_hand(name: str) -> None:
+    site, (_, found) = SITES[name], find(name)
+    assert groups(found, "qk") == site.qk
+    assert groups(found, "vo") == site.vo
+
+
+@each_site
+def test_folds_are_those_worked_out_by_hand(name: str) -> None:
+    out: Counter[str] = Counter()
+    for f in find(name)[1].folds:
+        out[f.kind] += f.dimension
+    if name not in FOLDS_MAY_BE_MISSING:
+        assert out == SITES[name].folds
+    assert all(n <= SITES[name].folds.get(kind, 0) for kind, n in out.items())
+
+
+FOLDS_MAY_BE_MISSING = set(UNCLAIMED)
+"""A bias is looked for only in the pairs that were found."""
+
+
+@each_site
+def test_sides_that_are_not_understood_are_named_with_a_reason(name: str) -> None:
+    found = find(name)[1]
+    assert tuple(u.split(":")[0].rsplit(".", 1)[-1] for u in found.unrecognised) == SITES[name].named
+    assert all(u.split(": ", 1)[1] for u in found.unrecognised)
+
+
+@each_site
+def test_every_claim_holds_far_from_the_identity_and_breaks_when_broken(name: str) -> None:
+    model, found = find(name)
+    proof = verify(model, found, [inputs(1), inputs(2)], condition=100.0, each=True)
+    assert proof.map == found
+    assert all(c.status == "holds" for c in proof.claims)
+    assert all((c.deviation or 0.0) < EXACT for c in proof.claims)
+    assert all((c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+@each_site
+def test_finding_leaves_the_model_as_it_was(name: str) -> None:
+    model, again = find(name)[0], Residual(SITES[name].module())
+    for (n, p), q in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(p, q), n
+
+
+# Rows of each part, head and coordinate in a projection, written with plain indexing: an oracle that knows no views.
+
+
+def _rows_of_fused(pattern: str, parts: str) -> list[Tensor]:
+    axes = pattern.split()
+    sizes = {"s": 3, "n": 4, "h": HEAD, "p": 2, "w": 2}
+    at = torch.arange(3 * 4 * HEAD).view([sizes[a] for a in axes])
+    at = at.permute([axes.index(a) for a in ("s", *(("p", "w") if "p" in axes else "n"), "h")]).reshape(3, 4, HEAD)
+    return [at[parts.index(part)] for part in "qkv"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("parts", ["qkv", "qvk"])
+@pytest.mark.parametrize("pattern", ["s n h", "n s h", "n h s", "h n s", "s h n", "h s n", "p s w h", "p w s h"])
+def test_the_factors_of_a_fused_projection_are_the_rows_of_the_heads(
+    pattern: str, parts: str, transposed: bool
+) -> None:
+    model = Residual(Fused(pattern, parts=parts, transposed=transposed))
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    weight, bias = weights["parts.0.weight"], weights["parts.0.bias"]
+    whole = torch.cat([weight.T if transposed else weight, bias[:, None]], dim=1)
+    q, k, v = (whole[rows] for rows in _rows_of_fused(pattern, parts))
+    out = weights["parts.0.out.weight"].T.unflatten(0, (4, HEAD))
+    found = find_symmetries(model, inputs(), preset="paper")
+    for pair, first, second in zip(found.pairs, (q, v), (k, out), strict=True):
+        _same_products(pair.factors(weights), first, second)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_the_factors_of_grouped_queries_are_the_rows_of_the_heads(key_heads: int) -> None:
+    model = Residual(Projected(key_heads=key_heads))
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+
+    def rows(name: str, heads: int) -> Tensor:
+        whole = torch.cat([weights[f"parts.0.{name}.weight"], weights[f"parts.0.{name}.bias"][:, None]], dim=1)
+        return whole.unflatten(0, (heads, HEAD))
+
+    q = rows("q", 4).unflatten(0, (key_heads, -1))
+    out = weights["parts.0.o.weight"].T.unflatten(0, (key_heads, -1, HEAD))
+    found = find_symmetries(model, inputs(), preset="paper")
+    for pair, first, second in zip(
+        found.pairs, (_beside(q), rows("v", key_heads)), (rows("k", key_heads), _beside(out)), strict=True
+    ):
+        _same_products(pair.factors(weights), first, second)
+
+
+def _beside(x: Tensor) -> Tensor:
+    """(key heads, queries, head, n) -> (key heads, head, queries n)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _same_products(factors: tuple[Tensor, Tensor], first: Tensor, second: Tensor) -> None:
+    """Whether G H^T of every copy is that of the head: entries of a row may come in any order."""
+    ours = (factors[0] @ factors[1].mT).flatten(1).sort(dim=1).values
+    theirs = (first.mT @ second).flatten(1).sort(dim=1).values
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)
+
+
+# ------------------------------------------------------------------------------------------------ sites that share
+
+
+def test_one_module_called_twice_is_one_site() -> None:
+    part = Projected()
+    found = find_symmetries(Residual(part, part), inputs())
+    assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
+
+
+def test_keys_and_values_that_two_layers_read_move_for_both() -> None:
+    first, second = Projected(), Projected()
+    second.k, second.v = first.k, first.v
+    model = Residual(first, second)
+    found = find_symmetries(model, inputs())
+    (qk,) = [p for p in found.pairs if p.kind == "qk"]
+    assert {v.parameter for v in qk.g} == {
+        "parts.0.q.weight", "parts.0.q.bias", "parts.1.q.weight", "parts.1.q.bias"
+    }  # fmt: skip
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_a_table_of_positions_that_two_layers_share_ties_both() -> None:
+    first, second = (Projected(_decomposed, table=(2 * TOKENS - 1, HEAD)) for _ in range(2))
+    second.table = first.table
+    model = Residual(first, second)
+    found = find_symmetries(model, inputs())
+    assert groups(found, "qk") in ({f"GL({HEAD})": 1}, {})
+    assert groups(found, "vo") == {f"GL({HEAD})": 8}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_query_and_key_weights_in_one_parameter_are_no_pair() -> None:
+    part = Projected()
+    part.k.weight = part.q.weight
+    assert groups(find_symmetries(Residual(part), inputs()), "qk") == {}
+
+
+def test_a_router_is_not_taken_for_attention() -> None:
+    class Router(nn.Module):
+        """Weights of tokens' own features, (rows, tokens, 3)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(WIDTH, 3)
+            self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            share = torch.softmax(self.router(x), dim=-1)
+            return sum(share[..., i, None] * e(x) for i, e in enumerate(self.experts))  # type: ignore[return-value]
+
+    assert find_symmetries(Residual(Router()), inputs()) == SymmetryMap()
+
+
+def test_a_model_without_attention_has_no_site() -> None:
+    assert find_symmetries(Residual(Mlp(functional.gelu)), inputs()) == SymmetryMap()
+
+
+# --------------------------------------------------------------------------------------------- any regular layout
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    heads=st.integers(1, 4),
+    head=st.integers(2, 5),
+    order=st.permutations("snh"),
+    parts=st.permutations("qkv"),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    transposed=st.booleans(),
+)
+def test_any_order_of_parts_heads_and_coordinates_is_read(
+    heads: int, head: int, order: list[str], parts: list[str], padding: tuple[int, int], transposed: bool
+) -> None:
+    """Outputs before and after those of attention go elsewhere: views begin and end inside the parameter."""
+    sizes = {"s": 3, "n": heads, "h": head}
+    before, after = padding
+    total = before + 3 * heads * head + after
+
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros((WIDTH, total) if transposed else (total, WIDTH)))
+            self.out, self.rest = nn.Linear(heads * head, WIDTH), nn.Linear(total, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x @ (self.weight if transposed else self.weight.T)
+            inside = y[..., before : total - after].unflatten(-1, [sizes[a] for a in order])
+            found = inside.permute(*(2 + order.index(a) for a in "sn"), 0, 1, 2 + order.index("h"))
+            q, k, v = (found[parts.index(p)].transpose(0, 1) for p in "qkv")
+            outside = torch.tanh(y[..., [*range(before), *range(total - after, total)]]).sum(-1, keepdim=True)
+            return self.out(attend(q, k, v)) + outside  # type: ignore[no-any-return]
+
+    model = Residual(Ordered())
+    found = find_symmetries(model, inputs(), preset="paper")
+    assert groups(found, "qk") == groups(found, "vo") == {f"GL({head})": heads}
+    assert verify(model, found, [inputs(1)]).map == found
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+
+loops = st.lists(st.tuples(st.integers(2, 4), st.integers(1, 40)), min_size=1, max_size=3)
+
+
+def _offsets(nest: list[tuple[int, int]]) -> list[int]:
+    out = [0]
+    for size, step in nest:
+        out = [a + i * step for a in out for i in range(size)]
+    return out
+
+
+@given(loops)
+def test_nested_loops_give_back_the_offsets_they_were_read_from(nest: list[tuple[int, int]]) -> None:
+    line = _offsets(nest)
+    found = _nested(line)
+    assert found is not None
+    assert _offsets(found) == line
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_any_list_is_nested_loops_that_give_it_or_none(rest: list[int]) -> None:
+    line = [0, *rest]
+    found = _nested(line)
+    assert found is None or _offsets(found) == line
+
+
+def test_offsets_without_a_rule_are_no_loops() -> None:
+    assert _nested([0, 1, 3]) is None
+    assert _nested([0, 1, 5, 7]) is None
+    assert _nested([0, 1, 2, 10, 11, 13]) is None
+
+
+@given(loops, loops, st.integers(0, 9))
+def test_a_regular_table_is_read_as_axes_that_give_it_back(
+    rows: list[tuple[int, int]], columns: list[tuple[int, int]], start: int
+) -> None:
+    table = start + torch.tensor(_offsets(rows))[:, None] + torch.tensor(_offsets(columns))[None]
+    axes = _regular(table, ("n", "h"), 0)
+    assert axes is not None
+    again = [_offsets([(a.size, a.step) for a in axes if a.name[0] == name]) for name in "nh"]
+    assert torch.equal(start + torch.tensor(again[0])[:, None] + torch.tensor(again[1])[None], table)
+
+
+@given(loops, loops, st.data())
+def test_a_table_with_one_entry_elsewhere_is_not_regular(
+    rows: list[tuple[int, int]], columns: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    table = torch.tensor(_offsets(rows))[:, None] + torch.tensor(_offsets(columns))[None]
+    at = tuple(data.draw(st.integers(1, n - 1)) for n in table.shape)
+    table[at] += 1
+    assert _regular(table, ("n", "h"), 0) is None
+
+
+def test_tables_that_run_backwards_are_not_regular() -> None:
+    assert _regular(torch.tensor([[3, 2, 1, 0]]), ("n", "h"), 0) is None
+
+
+@each_site
+def test_views_stay_inside_their_parameters_and_meet_no_entry_twice(name: str) -> None:
+    model, found = find(name)
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    for p in found.pairs:
+        for views in (p.g, p.h):
+            for v in views:
+                _inside(v, shapes[v.parameter])
+
+
+def _inside(view: View, shape: torch.Size) -> None:
+    seen = torch.zeros(shape)
+    for axis in view.axes:
+        last = view.start[axis.dimension] + sum(
+            (a.size - 1) * a.step for a in view.axes if a.dimension == axis.dimension
+        )
+        assert last < shape[axis.dimension]
+    flat = view.of(torch.arange(seen.numel()).view(shape)).flatten()
+    assert len(flat.unique()) == len(flat)
+
+
+def test_one_token_tells_nothing_and_claims_nothing_false() -> None:
+    model = Residual(Projected())
+    batch = {"x": inputs()["x"][:, :1]}
+    found = find_symmetries(model, batch)
+    assert verify(model, found, [inputs(1)], each=True).map.pairs == found.pairs
+
+
+def test_products_stay_when_a_model_is_moved_and_outputs_with_them() -> None:
+    model, found = find("rotary, grouped queries")
+    base, moved = outputs(model, inputs()), Residual(SITES["rotary, grouped queries"].module())
+    found.apply(moved, found.random_element(moved, 1, 100.0))
+    assert change(moved, inputs(), base) < EXACT

@@ -1,0 +1,24 @@
+"""Every folder with modules is a package of the wheel, and what is not Python in it ships."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_every_folder_with_modules_is_listed() -> None:
+    import tomllib
+
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    found = set()
+    for name, folder in tool["package-dir"].items():
+        for module in (ROOT / folder).rglob("*.py"):
+            parts = module.parent.relative_to(ROOT / folder).parts
+            if "__pycache__" not in parts:
+                found.add(".".join((name, *parts)))
+    assert found == set(tool["packages"])
