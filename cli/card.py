@@ -79,7 +79,12 @@ def command(
     if push and place.hub is None:
         raise UsageError(f"--push needs the id of a model on the Hub, and {target} is none")
     before = place.read()
-    edit = _editor(ctx, place, before, remove=remove, plot=plot, result_file=result_file, quiet=quiet, options=options)
+    if plot:
+        from hf_geosharp import plots
+
+        plots.require()
+    result = None if remove else _result(ctx, place, before, result_file, options, quiet)
+    edit = _editor(place, before, result, PICTURE if plot else None)
     if push and not dry_run:
         assert place.hub is not None
         _report(place.hub.push(edit, create_pr=create_pr, title=commit_message or _title(remove)), quiet)
@@ -87,6 +92,8 @@ def command(
     after = edit(before)
     if not is_first_rank():
         return
+    if plot and not dry_run and result is not None:
+        _draw(place, to, result)
     if to is not None:
         _write_out(to, after)
     elif dry_run or place.hub is not None:
@@ -143,36 +150,35 @@ def _find(target: str, revision: str | None, token: str | None) -> cards.Place:
     return cards.Place(name=target, model=target, hub=Hub(target, revision=revision, token=token))
 
 
-def _editor(
+def _result(
     ctx: click.Context,
     place: cards.Place,
     before: bytes | None,
-    *,
-    remove: bool,
-    plot: bool,
     result_file: Path | None,
-    quiet: bool,
     options: dict[str, Any],
-) -> Callable[[bytes | None], bytes]:
-    """The change of the card; a score is taken before, once the card is known to take one."""
+    quiet: bool,
+) -> SharpnessResult:
+    """The score that was given, or one that is taken once the card is known to be one that can hold it."""
     from hf_geosharp.cards import card
 
-    if remove:
-        if before is None:
-            raise GeosharpError(f"{place.name} has no card, so there is no score to remove")
-        return lambda content: card.remove(content or b"")
-    if plot:
-        from hf_geosharp import plots
-
-        plots.require()
     if result_file is not None:
-        result = _read(result_file, place)
-    else:
-        if before is not None:
-            card.check(before)
-        result = _score(ctx, place, options, quiet)
-    picture = _draw(ctx, place, result) if plot else None
-    return lambda content: cards.merged(content, result, place.name, picture)
+        return _read(result_file, place)
+    if before is not None:
+        card.check(before)
+    return _score(ctx, place, options, quiet)
+
+
+def _editor(
+    place: cards.Place, before: bytes | None, result: SharpnessResult | None, picture: str | None
+) -> Callable[[bytes | None], bytes]:
+    """The change of the card: the score into it, or, without one, out of it."""
+    from hf_geosharp.cards import card
+
+    if result is not None:
+        return lambda content: cards.merged(content, result, place.name, picture)
+    if before is None:
+        raise GeosharpError(f"{place.name} has no card, so there is no score to remove")
+    return lambda content: card.remove(content or b"")
 
 
 def _read(path: Path, place: cards.Place) -> SharpnessResult:
@@ -197,20 +203,17 @@ def _score(ctx: click.Context, place: cards.Place, options: dict[str, Any], quie
     return take_score(place.model, options, quiet=quiet, debug=is_debug(ctx))
 
 
-def _draw(ctx: click.Context, place: cards.Place, result: SharpnessResult) -> str:
-    """Writes the picture beside the card (or, of a dry run, nothing) and gives its name."""
+def _draw(place: cards.Place, to: str | None, result: SharpnessResult) -> None:
+    """Writes the picture beside the card; where that is printed there is no such place."""
     from hf_geosharp import plots
     from hf_geosharp.cards import entry, files
-    from hf_geosharp.cards.push import is_first_rank
 
-    to = ctx.params["to"]
     card = place.file if to is None else Path(to)
-    if ctx.params["dry_run"] or card is None or to == "-" or not is_first_rank():
-        return PICTURE
-    kind = entry.METRIC_TYPES[result.metric]
+    if card is None or to == "-":
+        return
     path = card.parent / PICTURE
-    files.write(path, plots.curve(result, f"{entry.TITLES[kind]} of {place.name}"), files.read(path))
-    return PICTURE
+    picture = plots.curve(result, f"{entry.TITLES[entry.METRIC_TYPES[result.metric]]} of {place.name}")
+    files.write(path, picture, files.read(path))
 
 
 def _write_out(to: str, content: bytes) -> None:

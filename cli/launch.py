@@ -62,7 +62,7 @@ def start(ctx: click.Context, processes: int | None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(how["num_cpu_threads_per_process"]))
     if not debug:
         # What went wrong is told by the processes themselves.
-        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+        logging.disable(logging.CRITICAL)
     try:
         multi_gpu_launcher(arguments)
     except ChildFailedError as error:
@@ -70,6 +70,7 @@ def start(ctx: click.Context, processes: int | None) -> int:
     except SignalException as error:
         return INTERRUPTED if error.sigval == signal.SIGINT else 128 + int(error.sigval)
     finally:
+        logging.disable(logging.NOTSET)
         del os.environ[_LAUNCHED]
     return 0
 

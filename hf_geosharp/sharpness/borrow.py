@@ -86,6 +86,7 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
     stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
     try:
         target = dtype or _common_dtype(model)
+        _warn_of_hooks(model, target)
         _swap(model, target, swapped)
         held = leaves(model)
         for name, leaf in held.items():
@@ -109,6 +110,18 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
         for module, mode in modes:
             module.training = mode
         _set_random_states(random_states)
+
+
+def _warn_of_hooks(model: nn.Module, target: torch.dtype) -> None:
+    """Other data under a parameter ends what DistributedDataParallel has hung on its gradient, and ranks drift apart."""
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if together and any(p.is_floating_point() and p.dtype != target for p in model.parameters()):
+        warnings.warn(
+            f"the weights are held in {target} for the score, which detaches them from a DistributedDataParallel around "
+            "the model: if it is being trained, score a copy (copy.deepcopy(model)) instead",
+            GeosharpWarning,
+            stacklevel=4,
+        )
 
 
 def _common_dtype(model: nn.Module) -> torch.dtype:

@@ -11,7 +11,7 @@ it is far from quadratic along it. Without B and σ the next point is that of th
 from overshooting: where a point turns out lower it is raised until m would have been exact there, and it falls while m
 keeps its word.
 
-A step is one forward and one backward pass. The climb ends when it has :func:`settled`. It holds four tangent vectors
+A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
 (c, g, the last step and the change of the gradient over it), and two more while a point is evaluated.
 """
 
@@ -28,7 +28,7 @@ from hf_geosharp.geometry.space import Space, Tangent
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 
 TOLERANCE = 2e-3
-"""Relative rise that counts as none."""
+"""Share of the rise that is not worth a step."""
 
 TRUST = 0.3
 """Relative error of a step's quadratic at its other end up to which it is used."""
@@ -43,14 +43,13 @@ FORGET = 0.8
 """Factor of the largest σ that did not suffice, with each step that raised the loss; σ does not fall below it."""
 
 
-def settled(history: Sequence[float], noise: float) -> bool:
-    """Whether the last third of the steps, and at least two, raised the value by less than TOLERANCE of it.
+def settled(rises: Sequence[float], promise: float, noise: float) -> bool:
+    """Whether the last two steps brought, and the next one promises, at most TOLERANCE of the rise (or rounding).
 
-    ``history`` is the best rise before the first step and after each one; ``noise`` is a rise that rounding can make.
+    ``rises`` is the best rise before the first step and after each one.
     """
-    steps = len(history) - 1
-    last = max(2, math.ceil(steps / 3))
-    return steps > last and history[-1] - history[-1 - last] <= max(TOLERANCE * abs(history[-1]), noise)
+    least = max(TOLERANCE * abs(rises[-1]), noise)
+    return len(rises) > 3 and rises[-1] - rises[-3] <= least and promise <= least
 
 
 def secant(
@@ -100,12 +99,13 @@ def secant(
     walk.finite = math.isfinite(slope)
     del u, g, given, start  # the walk lets go of them when it has better ones
     generator = generator or torch.Generator().manual_seed(0)
-    history, counted, stopped = [loss - base], [loss - base], "budget"
+    history = [loss - base]
+    counted = [loss - base]
+    """Without points that had no finite loss: of them nothing follows."""
     for k in range(1, steps + 1):
         point = walk.next(generator)
-        if point is None:
-            stopped = "converged"
-            break
+        if point is None or settled(counted, walk.promise, noise):
+            return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
         good = walk.take(point, *evaluate(point, k < steps))
         del point
         history.append(walk.loss - base)
@@ -113,10 +113,7 @@ def secant(
             counted.append(history[-1])
         if report is not None:
             report(k, history[-1])
-        if settled(counted, noise):
-            stopped = "converged"
-            break
-    return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, stopped)
+    return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite)
 
 
 @dataclass(frozen=True)
@@ -140,8 +137,10 @@ class _Walk:
         self._reach = self._inside
         self._last: _Step | None = None
         self._sigma = self._failed = 0.0
+        self.promise = math.inf
+        """What the model says of the point that was proposed last."""
         self._promised = self._length = 0.0
-        """What the model without σ said that the step to the point under evaluation would bring, and its length."""
+        """What it would say without σ, and how far the point is from the best one."""
 
     def next(self, generator: torch.Generator) -> Tangent | None:
         """Where the model is largest, or in a random direction while there is none; None if it promises nothing."""
@@ -153,7 +152,8 @@ class _Walk:
         model = _Model(self.space, self.u, self.g, self._last, self.noise)
         z = model.largest(self._sigma, self.rho)
         self._promised, self._length = model.gain(z)
-        if self._promised <= self._sigma * self._length**2 / 2 or self._length <= self.rho - self._inside:
+        self.promise = self._promised - self._sigma * self._length**2 / 2
+        if self.promise <= 0 or self._length <= self.rho - self._inside:
             return None
         point = model.point(z)
         size = self.space.norm(point)

@@ -23,9 +23,10 @@ from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the files; a change of what is found or how it is written raises it."""
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"
@@ -102,7 +103,9 @@ def store(digest: str, found: SymmetryMap) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- as JSON
 
-_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in (Pair, KeyBias, ValueBias, Gain, Reader, Group, View, Axis)}
+_CLASSES: dict[str, type[Any]] = {
+    c.__name__: c for c in (Pair, KeyBias, ValueBias, Gain, Scale, Reader, Group, View, Axis)
+}
 
 
 def encode(found: SymmetryMap) -> dict[str, Any]:
@@ -111,6 +114,7 @@ def encode(found: SymmetryMap) -> dict[str, Any]:
         "schema": SCHEMA,
         "pairs": [_encode(p) for p in found.pairs],
         "folds": [_encode(f) for f in found.folds],
+        "scales": [_encode(s) for s in found.scales],
         "unrecognised": list(found.unrecognised),
     }
 
@@ -121,10 +125,10 @@ def decode(data: Mapping[str, Any]) -> SymmetryMap:
     Raises:
         KeyError, TypeError: it is something else.
     """
-    pairs, folds = tuple(map(_decode, data["pairs"])), tuple(map(_decode, data["folds"]))
+    pairs, folds, scales = (tuple(map(_decode, data[k])) for k in ("pairs", "folds", "scales"))
     if not all(isinstance(p, Pair) for p in pairs) or not all(isinstance(f, Fold) for f in folds):
         raise TypeError("not a map of symmetries")
-    return SymmetryMap(pairs, folds, (), tuple(data["unrecognised"]))
+    return SymmetryMap(pairs, folds, (), tuple(data["unrecognised"]), scales)
 
 
 def _encode(x: Any) -> Any:

@@ -22,6 +22,7 @@ from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import canonical_names
 from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import (
     Analysis,
     Attention,
@@ -35,7 +36,7 @@ from hf_geosharp.symmetry.sites import (
     views_of,
 )
 from hf_geosharp.symmetry.trace import Trace, trace
-from hf_geosharp.symmetry.units import unit_pairs
+from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.views import View
 
 PRESETS: dict[str, frozenset[str]] = {
@@ -99,10 +100,28 @@ def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], la
         if f.kind in kinds and trials.holds(f, f.module)
     ]
     pairs = [*found.pairs, *_declared_pairs(model, names, layouts, found, trials)]
-    if kinds & {"mlp", "lora"}:
-        pairs += [p for p in unit_pairs(traced, families, trials, found.names) if p.kind in kinds]
+    outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
+    pairs += [u for u in outside if isinstance(u, Pair)]
+    scales = [u for u in outside if isinstance(u, Scale) and u.kind in kinds]
     folds: list[Fold] = [*(gains(model, names, traced) if "norm_gain" in kinds else ()), *found.biases]
-    return SymmetryMap(tuple(p for p in pairs if p.kind in kinds), tuple(folds), (), tuple(found.unrecognised))
+    used = tuple(p for p in pairs if p.kind in kinds)
+    notes = (*found.unrecognised, *inactive(getattr(model, "config", None)))
+    return SymmetryMap(used, tuple(folds), (), notes, tuple(scales))
+
+
+def inactive(config: Any, prefix: str = "config") -> Iterator[str]:
+    """What a configuration switches on that inputs need not reach, as text: it would end the symmetries."""
+    for name, value in sorted(vars(config).items() if hasattr(config, "__dict__") else ()):
+        if name in _CLIPS and isinstance(value, (int, float)) and value:
+            yield f"{prefix}.{name} = {value:g}: {_CLIPS[name]}"
+        elif hasattr(value, "to_dict") and not isinstance(value, type):
+            yield from inactive(value, f"{prefix}.{name}")
+
+
+_CLIPS = {
+    "clip_qkv": "queries, keys and values are cut off there; the symmetries hold only while nothing reaches it",
+}
+"""Settings of configurations under which a symmetry ends at large values."""
 
 
 class _Names:

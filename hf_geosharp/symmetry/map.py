@@ -12,8 +12,8 @@ from hf_geosharp.symmetry.base import Move, Symmetry, Weights
 from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import put, wide_copy
+from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import View
-
 
 _FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
 """Which of two pairs with entries in common stays a pair."""
@@ -47,6 +47,7 @@ class SymmetryMap:
         pairs: what the geometry works on.
         folds: what is moved to a fixed representative and left out (biases that cancel, norm gains), in the order
             in which it has to be done.
+        scales: what the elementwise metric is invariant under as it is.
         dropped: claims that did not hold, as text (name: reason).
         unrecognised: modules that look like attention and were not understood.
     """
@@ -55,11 +56,12 @@ class SymmetryMap:
     folds: tuple[Fold, ...] = ()
     dropped: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
+    scales: tuple[Scale, ...] = ()
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
         """Folds first: they change what the pairs are made of."""
-        return (*self.folds, *self.pairs)
+        return (*self.folds, *self.pairs, *self.scales)
 
     @property
     def fixed(self) -> tuple[View, ...]:
@@ -88,6 +90,7 @@ class SymmetryMap:
             self,
             pairs=tuple(p for p in self.pairs if p.name not in reasons),
             folds=tuple(f for f in self.folds if f.name not in reasons),
+            scales=tuple(s for s in self.scales if s.name not in reasons),
             dropped=(*self.dropped, *(f"{name}: {reason}" for name, reason in reasons.items())),
         )
 

@@ -157,6 +157,8 @@ def deviation(outputs: Sequence[Tensor], base: Sequence[Tensor]) -> float:
         if not bool(torch.isfinite(difference).all()):
             return float("inf")
         reference = reference.double()[finite]
+        if reference.numel() == 0:
+            continue
         size = torch.linalg.vector_norm(reference - reference.mean()) if reference.numel() > 1 else reference.abs()
         if float(size) > 0:
             worst = max(worst, float(torch.linalg.vector_norm(difference) / size))

@@ -15,6 +15,7 @@ import torch
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import Families, common, features_view
 from hf_geosharp.symmetry.trace import Linear, Trace
 
@@ -29,7 +30,7 @@ NEAR = 1e-2
 """Relative difference below which two derivatives are taken for the same here; the twin decides."""
 
 
-def unit_pairs(trace: Trace, families: Families, trials: Trials, names: Callable[[str, str], str]) -> Iterator[Pair]:
+def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str, str], str]) -> Iterator[Pair | Scale]:
     """Pairs of all hidden units, and of maps in a row; each with the largest group that holds on a twin."""
     by_leaf = {id(x.leaf): x for x in trace.linears}
     read: dict[int, list[Linear]] = {}
@@ -59,7 +60,7 @@ def unit_pairs(trace: Trace, families: Families, trials: Trials, names: Callable
 MAX_READERS = 8
 
 
-def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[Pair]:
+def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[Pair | Scale]:
     scope = common([x.scope for x in (writer, *readers)])
     size = readers[0].source.shape[readers[0].source_axis]
     if any(r.source.shape[r.source_axis] != size for r in readers):
@@ -79,6 +80,10 @@ def _candidates(writer: Linear, readers: list[Linear], families: Families) -> It
         if all(_degree(writer, r, features) == 1 for r in readers):
             for group in (Group(1), Group(1, positive=True)):
                 yield from _pair("mlp", scope, group, outputs, inputs, features, families)
+            return
+        if all(_degree(writer, r, features) == 2 for r in readers):
+            for pair in _pair("mlp", scope, Group(1), outputs, inputs, features, families):
+                yield Scale("", "mlp", scope, pair.g, pair.h, 2)
             return
 
 

@@ -67,7 +67,7 @@ def test_a_card_is_begun_where_none_is(run: Run, model: Path, score_file: str) -
 
 
 def test_a_dry_run_shows_and_changes_nothing(run: Run, model: Path, score_file: str) -> None:
-    done = run("card", str(model), "--result", score_file, "--dry-run", "--plot")
+    done = run("card", str(model), "--result", score_file, "--dry-run")
     assert done.exit_code == 0
     assert "+model-index:" in done.stdout
     assert " license: mit # yes" in done.stdout
@@ -91,7 +91,7 @@ def test_the_card_of_a_demo_is_printed(run: Run, score_file: str) -> None:
     assert "warning: the score is of small-bert, the card of vader-bert" in done.stderr
 
 
-@pytest.mark.parametrize("args", [[], ["--plot"], ["--dry-run"]])
+@pytest.mark.parametrize("args", [[], ["--dry-run"]])
 def test_a_card_that_cannot_be_merged_is_left_alone(run: Run, model: Path, score_file: str, args: list[str]) -> None:
     broken = b"---\nlicense: [mit\n---\n"
     (model / "README.md").write_bytes(broken)
@@ -137,6 +137,15 @@ def test_the_picture_lies_beside_the_card(run: Run, model: Path, score_file: str
     before = (model / "README.md").read_bytes()
     assert run("card", str(model), "--result", score_file, "--plot").exit_code == 0
     assert ((model / "README.md").read_bytes(), (model / "geodesic-sharpness.png").read_bytes()) == (before, picture)
+
+
+def test_a_picture_is_only_written_with_the_card(run: Run, model: Path, score_file: str) -> None:
+    pytest.importorskip("matplotlib")
+    assert run("card", str(model), "--result", score_file, "--plot", "--dry-run").exit_code == 0
+    (model / "README.md").write_bytes(section.START.encode())
+    assert run("card", str(model), "--result", score_file, "--plot").exit_code == 5
+    assert run("card", "demo:digits-vit", "--result", score_file, "--plot").exit_code == 0
+    assert sorted(os.listdir(model)) == ["README.md", "config.json"]
 
 
 def test_without_matplotlib_it_says_how_to_get_it(
@@ -194,9 +203,8 @@ def test_nothing_to_remove_from(run: Run, tmp_path: Path) -> None:
 
 def test_other_ranks_write_nothing(run: Run, model: Path, score_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert run("card", str(model), "--result", score_file, "--plot").exit_code == 0
+    assert run("card", str(model), "--result", score_file).exit_code == 0
     assert (model / "README.md").read_bytes() == CARD
-    assert len(os.listdir(model)) == 2
 
 
 class Shell:

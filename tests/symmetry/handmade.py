@@ -206,8 +206,8 @@ class Fused(nn.Module):
     """One projection for queries, keys and values, whose outputs lie in the order that ``pattern`` names.
 
     ``pattern`` lists the axes of the outputs, outermost first: s part, n heads (or p shards of w heads each), h
-    coordinates. ``parts`` says which parts are q, k and v; ``transposed`` stores [in, out]; ``bias`` is added "with" the
-    product, or "after" it.
+    coordinates. ``parts`` says which parts are q, k and v; ``transposed`` stores [in, out]; ``bias`` is added "with"
+    the product, or "after" it.
     """
 
     def __init__(self, pattern: str, *, parts: str = "qkv", transposed: bool = False, bias: str = "with") -> None:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
     """Runs a model on a batch as the score does: private keys left out, no cache kept."""
     inputs = {k: v for k, v in batch.items() if not k.startswith("_")}
-    config = getattr(model, "config", None)
     # An adapter's wrapper hands everything on to the model inside.
     base = getattr(model, "get_base_model", lambda: model)()
-    if getattr(config, "use_cache", False) and "use_cache" in inspect.signature(base.forward).parameters:
+    if "use_cache" in inspect.signature(base.forward).parameters:
         inputs.setdefault("use_cache", False)
     return model(**inputs)
 

@@ -1,0 +1,67 @@
+"""Hidden units that scale unevenly: behind a squared ReLU, s on the way in is s⁻² on the way out.
+
+The elementwise metric is invariant under them as it is, so that a score needs nothing of them: they are counted, proved
+and can be moved, no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.symmetry.base import Move, Symmetry, Weights
+from hf_geosharp.symmetry.views import View
+
+
+@dataclass(frozen=True)
+class Scale(Symmetry):
+    """G -> G s, H -> H s^-power for each unit, s > 0; ``g`` and ``h`` are views of (units, 1, rows)."""
+
+    name: str
+    kind: str
+    module: str
+    g: tuple[View, ...]
+    h: tuple[View, ...]
+    power: int
+
+    @property
+    def copies(self) -> int:
+        """Number of units."""
+        return self.g[0].count
+
+    @property
+    def dimension(self) -> int:
+        """One for each unit."""
+        return self.copies
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Each name once, in order."""
+        return tuple(dict.fromkeys(v.parameter for v in (*self.g, *self.h)))
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """Factors from condition^-½ to condition^½."""
+        return {"s": condition ** (torch.rand(self.copies, generator=generator, dtype=torch.float64) - 0.5)}
+
+    def inverse(self, move: Move) -> Move:
+        """1 / s."""
+        return {"s": 1 / move["s"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """Both sides."""
+        self._scale(self.g, weights, move["s"])
+        self._scale(self.h, weights, move["s"] ** -self.power)
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """The way in alone."""
+        self._scale(self.g, weights, move["s"])
+
+    @staticmethod
+    def _scale(views: tuple[View, ...], weights: Weights, s: Tensor) -> None:
+        for view in views:
+            window = view.of(weights[view.parameter])
+            window *= s.to(window).reshape(
+                [view.sizes[n] for n in view.copies] + [1] * (window.ndim - len(view.copies))
+            )

@@ -1,0 +1,152 @@
+"""Norms on queries and keys: how many numbers their weights can exchange, against what was worked out by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.verify import verify
+from tests.symmetry.handmade import HEAD, TOKENS, Normed, Residual, half, inputs, interleaved
+
+ALL = 4 * HEAD
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module with normed queries and keys; how many copies each of its exchanges has, largest first."""
+
+    module: Callable[[], nn.Module]
+    copies: tuple[int, ...]
+
+
+def _part(rotary: Callable[[Tensor], Tensor], share: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.cat([rotary(x[..., :share]), x[..., share:]], dim=-1)
+
+
+def _zero_frequency(x: Tensor) -> Tensor:
+    """Halves are paired over the whole head, but the last pair does not turn."""
+    pairs = x.unflatten(-1, (2, -1)).mT
+    angles = torch.arange(TOKENS, dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.3, 0.0], dtype=x.dtype)
+    turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).mT.flatten(-2)
+
+
+CASES = {
+    # One weight for all heads: what one head exchanges, all do.
+    "shared by heads": Case(lambda: Normed("head"), (HEAD,)),
+    "shared by heads, rotary": Case(lambda: Normed("head", half), (HEAD // 2,)),
+    "shared by heads, rotary in neighbours": Case(lambda: Normed("head", interleaved), (HEAD // 2,)),
+    "shared by heads, grouped queries": Case(lambda: Normed("head", half, key_heads=2), (HEAD // 2,)),
+    "shared by heads, biases": Case(lambda: Normed("head", half, bias=True), (HEAD // 2,)),
+    "shared by heads, one plus weight": Case(lambda: Normed("head", half, offset=1.0), (HEAD // 2,)),
+    "shared by heads, one plus weight, biases": Case(lambda: Normed("head", bias=True, offset=1.0), (HEAD,)),
+    "shared by heads, layer norm": Case(lambda: Normed("head", half, centred=True, bias=True), (HEAD // 2,)),
+    # A rotary embedding ties two entries only if it comes after the norm.
+    "rotary before the norm": Case(lambda: Normed("head", half, first="rotary"), (HEAD,)),
+    "rotary on a part": Case(lambda: Normed("head", _part(half, 4)), (2, 2)),
+    "rotary on a part, neighbours": Case(lambda: Normed("head", _part(interleaved, 2)), (4, 1)),
+    "rotary with a frequency of zero": Case(lambda: Normed("head", _zero_frequency), (2, 2)),
+    "one weight for each head": Case(lambda: Normed("heads"), (ALL,)),
+    "one weight for each head, rotary": Case(lambda: Normed("heads", half), (ALL // 2,)),
+    "one weight for each head, grouped queries": Case(lambda: Normed("heads", half, key_heads=2), (HEAD,)),
+    "full width": Case(lambda: Normed("width"), (ALL,)),
+    "full width, rotary": Case(lambda: Normed("width", half), (ALL // 2,)),
+    "full width, grouped queries, rotary in neighbours": Case(
+        lambda: Normed("width", interleaved, key_heads=2), (HEAD,)
+    ),
+}
+each_case = pytest.mark.parametrize("name", CASES)
+_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
+
+
+def find(name: str) -> tuple[nn.Module, SymmetryMap]:
+    """The model of a case and its map, found once."""
+    if name not in _found:
+        model = Residual(CASES[name].module())
+        _found[name] = model, find_symmetries(model, inputs())
+    return _found[name]
+
+
+def exchanged(found: SymmetryMap) -> tuple[int, ...]:
+    return tuple(sorted((p.copies for p in found.pairs if p.kind == "qk_norm"), reverse=True))
+
+
+@each_case
+def test_as_many_numbers_are_exchanged_as_the_norm_and_the_embedding_leave(name: str) -> None:
+    assert exchanged(find(name)[1]) == CASES[name].copies
+
+
+@each_case
+def test_an_exchange_is_one_real_number_a_copy_on_the_weights_of_the_norms_alone(name: str) -> None:
+    for p in find(name)[1].pairs:
+        if p.kind == "qk_norm":
+            assert p.group.name == "GL(1)"
+            assert {n.rsplit(".", 1)[0] for n in p.parameters} == {"parts.0.q_norm", "parts.0.k_norm"}
+
+
+@each_case
+def test_the_projections_themselves_have_no_pair_and_the_values_have_theirs(name: str) -> None:
+    found = find(name)[1]
+    heads = 2 if "grouped" in name else 4
+    assert [(p.kind, p.group.name, p.copies) for p in found.pairs if p.kind != "qk_norm"] == [
+        ("vo", f"GL({HEAD})", heads)
+    ]
+    assert "key_bias" not in {f.kind for f in found.folds}
+
+
+@each_case
+def test_every_exchange_holds_and_breaks_when_only_queries_gain(name: str) -> None:
+    model, found = find(name)
+    proof = verify(model, found, [inputs(1), inputs(2)], condition=30.0, each=True)
+    assert proof.map == found
+    assert all((c.deviation or 0.0) < 1e-11 and (c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+@pytest.mark.parametrize("name", ["shared by heads, rotary", "full width, rotary", "rotary before the norm"])
+def test_weights_of_one_do_not_make_rotations_look_like_a_symmetry(name: str) -> None:
+    """With all weights one, a norm commutes with every rotation of a pair."""
+    model = Residual(CASES[name].module())
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "_norm" in n:
+                p.fill_(1.0)
+    found = find_symmetries(model, inputs())
+    assert exchanged(found) == CASES[name].copies
+    assert Counter(p.kind for p in found.pairs) == {"qk_norm": len(CASES[name].copies), "vo": 1}
+
+
+@pytest.mark.parametrize("preset", ["attention", "paper"])
+def test_presets_of_attention_leave_exchanges_out(preset: str) -> None:
+    found = find_symmetries(find("full width")[0], inputs(), preset=preset)
+    assert {p.kind for p in found.pairs} == {"vo"}
+
+
+def test_a_norm_on_queries_alone_exchanges_nothing_with_keys() -> None:
+    part = Normed("head")
+    part.k_norm = nn.Identity()
+    model = Residual(part)
+    found = find_symmetries(model, inputs())
+    assert exchanged(found) == ()
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_one_norm_module_for_queries_and_keys_exchanges_nothing() -> None:
+    part = Normed("head")
+    part.k_norm = part.q_norm
+    model = Residual(part)
+    found = find_symmetries(model, inputs())
+    assert exchanged(found) == ()
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_exchanges_of_two_layers_are_two_claims() -> None:
+    counts: Mapping[str, int] = Counter(
+        p.module for p in find_symmetries(Residual(Normed(), Normed()), inputs()).pairs if p.kind == "qk_norm"
+    )
+    assert counts == {"parts.0": 1, "parts.1": 1}

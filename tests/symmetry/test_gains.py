@@ -1,0 +1,253 @@
+"""Gains of norms: which fold into what reads them, and which do not because something else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.fold import Gain
+from hf_geosharp.symmetry.verify import verify
+from tests.families import randomise
+from tests.symmetry.handmade import WIDTH, Norm, Projected, inputs, outputs
+
+Forward = Callable[["Reading", Tensor], Tensor]
+
+
+class Reading(nn.Module):
+    """A norm and what reads it: ``forward`` gets the model and its input, and has the modules given by name."""
+
+    def __init__(self, forward: Forward, norm: nn.Module | None = None, **modules: nn.Module) -> None:
+        super().__init__()
+        self.run = forward
+        self.norm = Norm() if norm is None else norm
+        for name, module in modules.items():
+            self.add_module(name, module)
+        self.head = nn.Linear(WIDTH, 5)
+        self.double().eval()
+        randomise(self, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x + self.run(self, x)))  # type: ignore[no-any-return]
+
+
+class Raw(nn.Module):
+    """x W with a parameter [in, out], in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weight.chunk(2, dim=1)
+        return torch.tanh(x @ first) + torch.cos(x @ second)
+
+
+class Block(nn.Module):
+    """A norm inside a submodule that returns what the norm wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.norm(x)
+        return y, x
+
+
+def linear(bias: bool = True) -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=bias)
+
+
+def _channels(m: Reading, x: Tensor) -> Tensor:
+    return m.a(m.norm(x).mT).mT  # type: ignore[no-any-return, operator]
+
+
+def _into_attention(m: Reading, x: Tensor) -> Tensor:
+    y = m.norm(x)
+    return m.a(y, y, y, need_weights=False)[0]  # type: ignore[no-any-return, operator]
+
+
+def _windows(m: Reading, x: Tensor) -> Tensor:
+    """Tokens in another order, in new memory."""
+    y = m.norm(x).roll(0, 1).transpose(0, 1).contiguous()
+    return m.a(y).transpose(0, 1)  # type: ignore[no-any-return, operator]
+
+
+def _in_place(m: Reading, x: Tensor) -> Tensor:
+    y = m.norm(x)
+    y += x
+    return m.a(y)  # type: ignore[no-any-return, operator]
+
+
+def _in_place_relu(m: Reading, x: Tensor) -> Tensor:
+    return m.a(functional.relu(m.norm(x), inplace=True))  # type: ignore[no-any-return, operator]
+
+
+def _in_place_shift(m: Reading, x: Tensor) -> Tensor:
+    y = m.norm(x)
+    y[:, 0] += 1.0
+    return m.a(y)  # type: ignore[no-any-return, operator]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model; the module of the norm that folds -> the parameters that read it."""
+
+    model: Callable[[], nn.Module]
+    readers: Mapping[str, tuple[str, ...]]
+
+
+def reads(forward: Forward, *readers: str, **modules: Callable[[], nn.Module]) -> Case:
+    made = {"norm": tuple(readers)} if readers else {}
+    return Case(lambda: Reading(forward, **{n: m() for n, m in modules.items()}), made)
+
+
+A, B = "a.weight", "b.weight"
+
+CASES: dict[str, Case] = {
+    "a linear map": reads(lambda m, x: m.a(m.norm(x)), A, a=linear),
+    "two linear maps": reads(lambda m, x: m.a(y := m.norm(x)) * m.b(y), A, B, a=linear, b=linear),
+    "a linear map of Conv1D": reads(lambda m, x: m.a(m.norm(x)), A, a=lambda: Conv1D(30, WIDTH)),
+    "a pointwise convolution": reads(_channels, A, a=lambda: nn.Conv1d(WIDTH, WIDTH, 1)),
+    "a fused parameter": reads(lambda m, x: m.a(m.norm(x)), A, a=Raw),
+    "nn.MultiheadAttention": reads(
+        _into_attention, "a.in_proj_weight", a=lambda: nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+    ),
+    "attention": reads(lambda m, x: m.a(m.norm(x)), "a.q.weight", "a.k.weight", "a.v.weight", a=Projected),
+    "one token only": reads(lambda m, x: m.a(m.norm(x)[:, :1]), A, a=linear),
+    "tokens in another order, in new memory": reads(_windows, A, a=linear),
+    "dropout in between": reads(
+        lambda m, x: m.a(m.drop(m.norm(x))), A, a=linear, drop=lambda: nn.Dropout(0.5)
+    ),
+    "called on two inputs": reads(lambda m, x: m.a(m.norm(x)) + m.b(m.norm(x.flip(1))), A, B, a=linear, b=linear),
+    "a norm inside a submodule": Case(
+        lambda: Reading(lambda m, x: m.a(m.block(x)[0]), a=linear(), block=Block()), {"block.norm": (A,)}
+    ),
+    "the residual too": reads(lambda m, x: m.a(y := m.norm(x)) + y, a=linear),
+    "the residual too, in place": reads(_in_place, a=linear),
+    "a shift in place": reads(_in_place_shift, a=linear),
+    "an activation too": reads(lambda m, x: m.a(y := m.norm(x)) + torch.tanh(y), a=linear),
+    "a gate of itself": reads(lambda m, x: (y := m.norm(x)) * torch.sigmoid(m.a(y)), a=linear),
+    "an activation in between": reads(lambda m, x: m.a(functional.gelu(m.norm(x))), a=linear),
+    "its own products": reads(lambda m, x: m.a(y := m.norm(x)) + (y @ y.mT).softmax(-1) @ x, a=linear),
+    "a part of it": reads(lambda m, x: m.a(m.norm(x)[..., :10]), a=lambda: nn.Linear(10, WIDTH)),
+    "a map of several tokens": reads(_channels, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "a map that reads something else too": reads(lambda m, x: m.a(m.norm(x)) + m.a(x), a=linear),
+    "a map that reads two norms": reads(
+        lambda m, x: m.a(m.norm(x)) + m.a(m.other(x)), a=linear, other=lambda: Norm()
+    ),
+    "grouped convolution": reads(_channels, a=lambda: nn.Conv1d(WIDTH, WIDTH, 1, groups=4)),
+    "half of a parameter": reads(
+        lambda m, x: functional.linear(m.norm(x), m.a.weight[:WIDTH]) + functional.linear(x, m.a.weight[WIDTH:]),
+        a=lambda: nn.Linear(WIDTH, 2 * WIDTH, bias=False),
+    ),
+}  # fmt: skip
+each_case = pytest.mark.parametrize("name", CASES)
+
+
+def gains(found: SymmetryMap) -> list[Gain]:
+    return [f for f in found.folds if isinstance(f, Gain)]
+
+
+@each_case
+def test_a_gain_folds_into_all_that_reads_it_or_not_at_all(name: str) -> None:
+    model = CASES[name].model()
+    found = find_symmetries(model, inputs())
+    assert {g.module: tuple(r.weight for r in g.readers) for g in gains(found)} == CASES[name].readers
+
+
+@each_case
+def test_every_gain_found_holds_on_the_model(name: str) -> None:
+    model = CASES[name].model()
+    found = find_symmetries(model, inputs())
+    proof = verify(model, found, [inputs(1), inputs(2)], each=True)
+    assert proof.map == found
+    assert all((c.deviation or 0.0) < 1e-12 and (c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+def test_a_norm_whose_output_the_model_returns_too_does_not_fold() -> None:
+    class Returning(nn.Module):
+        """As models without a head do: the last norm's output, and what a pooler makes of it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.pooler = Norm(), linear()
+            self.double().eval()
+            randomise(self, 0)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            y = self.norm(x)
+            return {"last": y, "pooled": torch.tanh(self.pooler(y[:, 0]))}
+
+    assert gains(find_symmetries(Returning(), inputs())) == []
+
+
+def test_a_weight_tied_to_one_that_reads_something_else_does_not_take_a_gain() -> None:
+    model = Reading(lambda m, x: m.a(m.norm(x)) + m.b(x), a=linear(), b=linear())
+    model.b.weight = model.a.weight  # type: ignore[union-attr]
+    assert gains(find_symmetries(model, inputs())) == []
+
+
+def test_a_weight_tied_to_one_that_reads_the_norm_too_takes_its_gain_once_or_not_at_all() -> None:
+    model = Reading(lambda m, x: torch.tanh(m.a(m.norm(x))) + m.b(m.norm(x)), a=linear(), b=linear())
+    model.b.weight = model.a.weight  # type: ignore[union-attr]
+    found = find_symmetries(model, inputs())
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_a_norm_shared_by_two_places_does_not_fold_where_one_of_them_is_no_linear_map() -> None:
+    model = Reading(lambda m, x: m.a(m.norm(x)) + torch.tanh(m.norm(x.flip(1))), a=linear())
+    assert gains(find_symmetries(model, inputs())) == []
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize(("norm_bias", "reader_bias"), [(False, True), (True, True), (True, False)])
+def test_offset_and_bias_are_told_and_a_bias_folds_only_into_a_bias(
+    offset: float, norm_bias: bool, reader_bias: bool
+) -> None:
+    model = Reading(lambda m, x: m.a(m.norm(x)), norm=Norm(offset=offset, bias=norm_bias), a=linear(), b=linear())
+    if not reader_bias:
+        model.a = linear(bias=False).double()
+    found = find_symmetries(model, inputs())
+    (gain,) = gains(found)
+    assert gain.offset == offset
+    assert gain.folds_bias == (norm_bias and reader_bias)
+    assert gain.dimension == WIDTH * (2 if norm_bias and reader_bias else 1)
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_a_gain_of_zero_cannot_carry_a_bias_that_does_not_fold() -> None:
+    model = Reading(lambda m, x: m.a(m.norm(x)), norm=Norm(bias=True), a=linear(bias=False))
+    with torch.no_grad():
+        model.norm.weight[3] = 0.0  # type: ignore[index]
+    assert gains(find_symmetries(model, inputs())) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_models_fold_the_same_gains(dtype: torch.dtype) -> None:
+    model = CASES["two linear maps"].model().to(dtype)
+    found = find_symmetries(model, {"x": inputs()["x"].to(dtype)})
+    assert [g.module for g in gains(found)] == ["norm"]
+
+
+def test_frozen_norms_and_readers_fold_like_others_and_stay_frozen() -> None:
+    model = CASES["a linear map"].model().requires_grad_(False)
+    assert [g.module for g in gains(find_symmetries(model, inputs()))] == ["norm"]
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_outputs_stay_when_all_gains_are_one() -> None:
+    model = CASES["attention"].model()
+    base = outputs(model, inputs())
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    for fold in find_symmetries(model, inputs()).folds:
+        fold.canonicalise(weights)
+    assert torch.equal(model.norm.weight, torch.ones(WIDTH, dtype=torch.float64))  # type: ignore[arg-type]
+    assert float((outputs(model, inputs()) - base).norm() / base.norm()) < 1e-13

@@ -1,0 +1,269 @@
+"""Hidden units that scale, and linear maps in a row: what is found on hand-made modules, against what holds by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.verify import verify
+from tests.symmetry.handmade import WIDTH, Act, Adapted, Chain, Experts, Latent, Mlp, Residual, inputs
+
+UNITS = 20
+ANY, POSITIVE = {"mlp GL(1)": UNITS}, {"mlp GL(1)+": UNITS}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, and its symmetries outside attention: "kind group" -> copies."""
+
+    module: Callable[[], nn.Module]
+    found: Mapping[str, int]
+
+
+def _squared(x: Tensor) -> Tensor:
+    return functional.relu(x) ** 2
+
+
+def _quick(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+GATES: dict[str, Act] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "tanh gelu": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick gelu": _quick,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "squared relu": _squared,
+    "softplus": functional.softplus,
+}
+
+CURVED: dict[str, Act] = {**GATES, "relu6": functional.relu6, "cosine": torch.cos}
+"""Activations of an MLP without a gate that leave no pair: squared ReLU leaves s and 1/s^2, which is none."""
+
+
+def _norm(x: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:])
+
+
+def _length(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+def _clamp(x: Tensor) -> Tensor:
+    return x.clamp(-0.2, 0.2)
+
+
+class Shifted(Mlp):
+    """The linear half is taken plus one, as some gated MLPs do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.gate is not None
+        return self.down(self.act(self.gate(x)) * (self.up(x) + 1))  # type: ignore[no-any-return]
+
+
+class ReadTwice(Mlp):
+    """What the second map reads is read by something else too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.up(x))
+        return self.down(y) + torch.tanh(y).sum(-1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class TwoReaders(Mlp):
+    """Two maps read the units."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__(act)
+        self.other = nn.Linear(UNITS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.up(x))
+        return self.down(y) + torch.tanh(self.other(y))  # type: ignore[no-any-return]
+
+
+class Skipping(Mlp):
+    """The units are added to before they are read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)) + x[..., :UNITS])  # type: ignore[no-any-return]
+
+
+class Bent(nn.Module):
+    """Two linear maps with a mixing of units between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, UNITS), nn.Linear(UNITS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)).roll(1, -1))  # type: ignore[no-any-return]
+
+
+CASES: dict[str, Case] = {
+    **{f"gated by {n}": Case(lambda a=a: Mlp(a, gated=True), ANY) for n, a in GATES.items()},
+    **{f"{n} without a gate": Case(lambda a=a: Mlp(a), {}) for n, a in CURVED.items()},
+    "gated, no biases": Case(lambda: Mlp(functional.silu, gated=True, bias=False), ANY),
+    "relu": Case(lambda: Mlp(functional.relu), POSITIVE),
+    "relu, no biases": Case(lambda: Mlp(functional.relu, bias=False), POSITIVE),
+    "relu with a slope": Case(lambda: Mlp(functional.leaky_relu), POSITIVE),
+    "relu, dropout before the second map": Case(lambda: Mlp(functional.relu, middle=nn.Dropout(0.5)), POSITIVE),
+    "few units, relu": Case(lambda: Mlp(functional.relu, units=4), {"mlp GL(1)+": 4}),
+    "one unit, relu": Case(lambda: Mlp(functional.relu, units=1), {"mlp GL(1)+": 1}),
+    "one unit, gated": Case(lambda: Mlp(functional.silu, gated=True, units=1), {"mlp GL(1)": 1}),
+    "gated by relu": Case(lambda: Mlp(functional.relu, gated=True), {**ANY, **POSITIVE}),
+    "gated by nothing": Case(lambda: Mlp(lambda x: x, gated=True), {"mlp GL(1)": 2 * UNITS}),
+    "fused, gate first": Case(lambda: Mlp(functional.silu, fused="gate first"), ANY),
+    "fused, gate second": Case(lambda: Mlp(functional.silu, fused="gate second"), ANY),
+    "fused, gate even": Case(lambda: Mlp(functional.silu, fused="gate even"), ANY),
+    "fused, gate odd": Case(lambda: Mlp(functional.silu, fused="gate odd"), ANY),
+    "gated, then clamped": Case(lambda: Mlp(functional.silu, gated=True, middle=_clamp), {}),
+    "gated, then a layer norm": Case(lambda: Mlp(functional.silu, gated=True, middle=_norm), {}),
+    "gated, then a length": Case(lambda: Mlp(functional.silu, gated=True, middle=_length), {}),
+    "relu, then a length": Case(lambda: Mlp(functional.relu, middle=_length), {}),
+    "linear half plus one": Case(lambda: Shifted(functional.silu, gated=True), {}),
+    "units read by something else too": Case(lambda: ReadTwice(functional.relu), {}),
+    "units read by two maps": Case(lambda: TwoReaders(functional.relu), POSITIVE),
+    "units added to": Case(lambda: Skipping(functional.relu), {}),
+    "units that change places": Case(Bent, {}),
+    "experts": Case(Experts, {"mlp GL(1)": 3 * UNITS}),
+    "experts of which one is not visited": Case(lambda: Experts((0, 2)), {"mlp GL(1)": 2 * UNITS}),
+    "two maps in a row": Case(lambda: Chain(lambda x: x, 6), {"lora GL(6)": 1}),
+    "two maps in a row, scaled": Case(lambda: Chain(lambda x: -0.5 * x, 6), {"lora GL(6)": 1}),
+    "an adapter": Case(Adapted, {"lora GL(4)": 1}),
+    "an adapter with a norm inside": Case(lambda: Adapted(act=_norm), {}),
+    "an adapter with a clamp inside": Case(lambda: Adapted(act=_clamp), {}),
+    "an adapter with a relu inside": Case(lambda: Adapted(act=torch.relu), {"mlp GL(1)+": 4}),
+    "an adapter of rank one": Case(lambda: Adapted(1), {"lora GL(1)": 1}),
+    "a latent that keys and values read": Case(Latent, {"lora GL(8)": 1}),
+    "a latent with a norm": Case(lambda: Latent(norm=True), {}),
+    "three maps with relus": Case(lambda: Chain(torch.relu, 20, 18), {"mlp GL(1)+": 38}),
+    "one map": Case(lambda: nn.Linear(WIDTH, WIDTH), {}),
+}
+each_case = pytest.mark.parametrize("name", CASES)
+_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
+
+
+def find(name: str) -> tuple[nn.Module, SymmetryMap]:
+    """The model of a case and its map, found once."""
+    if name not in _found:
+        model = Residual(CASES[name].module())
+        _found[name] = model, find_symmetries(model, inputs())
+    return _found[name]
+
+
+def outside(found: SymmetryMap) -> dict[str, int]:
+    """ "kind group" -> copies, attention left out."""
+    out: dict[str, int] = {}
+    for p in found.pairs:
+        if p.kind not in ("qk", "vo"):
+            key = f"{p.kind} {p.group.name}"
+            out[key] = out.get(key, 0) + p.copies
+    return out
+
+
+@each_case
+def test_units_and_chains_are_those_worked_out_by_hand(name: str) -> None:
+    assert outside(find(name)[1]) == CASES[name].found
+
+
+@each_case
+def test_every_claim_holds_on_the_model_and_its_control_does_not(name: str) -> None:
+    model, found = find(name)
+    proof = verify(model, found, [inputs(1), inputs(2)], condition=100.0, each=True, seed=4)
+    assert proof.map == found
+    assert all((c.deviation or 0.0) < 1e-12 and (c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("units", [1, 2, 3])
+def test_however_few_the_units_of_a_relu_are_their_sign_is_not_claimed(units: int, seed: int) -> None:
+    """A random element of few numbers may be positive throughout, under which a ReLU looks as if any sign would do."""
+    found = find_symmetries(Residual(Mlp(functional.relu, units=units), seed=seed), inputs(seed))
+    assert outside(found) == {"mlp GL(1)+": units}
+
+
+def test_the_factors_of_gated_units_are_their_rows_and_columns() -> None:
+    model, found = find("gated by silu")
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    (pair,) = found.pairs
+    g, h = pair.factors(weights)
+    rows = torch.cat([weights["parts.0.up.weight"], weights["parts.0.up.bias"][:, None]], dim=1)
+    assert torch.equal(g.squeeze(-1), rows)
+    assert torch.equal(h.squeeze(-1), weights["parts.0.down.weight"].T)
+
+
+@pytest.mark.parametrize(
+    ("fused", "rows"),
+    [
+        ("gate first", slice(UNITS, None)),
+        ("gate second", slice(None, UNITS)),
+        ("gate even", slice(1, None, 2)),
+        ("gate odd", slice(None, None, 2)),
+    ],
+)
+def test_the_linear_half_of_a_fused_projection_is_told_from_its_gate(fused: str, rows: slice) -> None:
+    model, found = find(f"fused, {fused}")
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    (pair,) = found.pairs
+    assert torch.equal(pair.factors(weights)[0].squeeze(-1)[:, :-1], weights["parts.0.up.weight"][rows])
+
+
+def test_the_factors_of_an_adapter_are_its_two_maps() -> None:
+    model, found = find("an adapter")
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+    (pair,) = found.pairs
+    g, h = pair.factors(weights)
+    assert torch.equal(g[0].mT, weights["parts.0.a.weight"])
+    assert torch.equal(h[0], weights["parts.0.b.weight"])
+
+
+def test_units_of_a_token_mask_that_hides_everything_are_not_claimed_by_accident() -> None:
+    """Nothing reaches the output: the control is silent, so that nothing may be concluded."""
+
+    class Hidden(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return 0 * super().forward(x)
+
+    assert outside(find_symmetries(Residual(Hidden(functional.gelu)), inputs())) == {}
+
+
+@pytest.mark.parametrize("preset", ["attention", "paper"])
+def test_presets_of_attention_leave_units_and_chains_out(preset: str) -> None:
+    assert find_symmetries(find("an adapter")[0], inputs(), preset=preset) == SymmetryMap()
+    assert find_symmetries(find("gated by silu")[0], inputs(), preset=preset) == SymmetryMap()
+
+
+def test_fresh_weights_and_zero_biases_do_not_make_a_curved_unit_look_straight() -> None:
+    for scale in (1.0, 1e-3):
+        torch.manual_seed(0)
+        model = Residual(Mlp(functional.gelu))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_() if p.ndim == 1 else p.normal_(0, 0.02 * scale)
+        assert outside(find_symmetries(model, inputs())) == {}
+
+
+# ------------------------------------------------------------------------------------ pairs with entries in common
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["three maps with relus", "gated by relu", "gated by nothing", "a latent that keys and values read", "an adapter"],
+)
+def test_pairs_that_share_entries_are_parted_before_a_score_sees_them(name: str) -> None:
+    model, found = find(name)
+    parted, lost = found.separated(model)
+    assert set(lost) <= {p.name for p in found.pairs} - {p.name for p in parted.pairs}
+    counts = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for p in parted.pairs:
+        for v in (*p.g, *p.h):
+            v.of(counts[v.parameter]).add_(1)
+    assert all(float(c.max()) <= 1 for c in counts.values())
