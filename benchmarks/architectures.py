@@ -208,7 +208,7 @@ def run(types: list[str], cache: Path) -> None:
         moved = time.monotonic()
         seen: list[Any] = []
         while process.poll() is None:
-            time.sleep(0.5)
+            time.sleep(2)
             now = [results(cache).get(t) for t in left[:CHUNK]]
             if now != seen:
                 seen, moved = now, time.monotonic()

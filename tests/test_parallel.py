@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +307,10 @@ def launch(size: int, function: str, *arguments: str, ranks: range | None = None
 
 def finished(processes: Any, timeout: float = 300.0) -> list[tuple[int, str, str]]:
     try:
-        return [(p.wait(timeout), *p.communicate()) for p in processes]
+        # All at once: one whose output nobody reads would make the others wait.
+        with ThreadPoolExecutor(len(processes)) as pool:
+            outputs = list(pool.map(lambda p: p.communicate(timeout=timeout), processes))
+        return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
     finally:
         for p in processes:
             p.kill()

@@ -113,12 +113,12 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
 
 
 def _warn_of_hooks(model: nn.Module, target: torch.dtype) -> None:
-    """Other data under a parameter ends what DistributedDataParallel has hung on its gradient, and ranks drift apart."""
+    """Other data under a parameter ends what DistributedDataParallel hung on its gradient; ranks would drift apart."""
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     if together and any(p.is_floating_point() and p.dtype != target for p in model.parameters()):
         warnings.warn(
-            f"the weights are held in {target} for the score, which detaches them from a DistributedDataParallel around "
-            "the model: if it is being trained, score a copy (copy.deepcopy(model)) instead",
+            f"the weights are held in {target} for the score, which detaches them from a DistributedDataParallel "
+            "around the model: if it is being trained, score a copy (copy.deepcopy(model)) instead",
             GeosharpWarning,
             stacklevel=4,
         )

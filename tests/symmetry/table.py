@@ -128,17 +128,14 @@ TABLE: tuple[Row, ...] = (
     *rotary("dinov3_vit", "pixtral", "qwen2_vl_vision", "qwen3_vl_vision", keys=HEADS),
     *heads("clip", attentions=2 * LAYERS),
     *heads("siglip", attentions=2 * LAYERS + 1),  # and the pooling of the images
-    # Four stages of two layers with heads of 8, 16, 32, 64.
-    Row("swin", *2 * (2 * HEADS * (8**2 + 16**2 + 32**2 + 64**2),)),
+    # Two stages of two layers with heads of 8 and 16.
+    Row("swin", *2 * (2 * HEADS * (8**2 + 16**2),)),
     # Cosines: rotations, and a scale of the queries and one of the keys.
-    Row(
-        "swinv2",
-        2 * HEADS * sum(h * (h - 1) // 2 + 2 for h in (8, 16, 32, 64)),
-        2 * HEADS * (8**2 + 16**2 + 32**2 + 64**2),
-    ),
+    Row("swinv2", 2 * HEADS * sum(h * (h - 1) // 2 + 2 for h in (8, 16)), 2 * HEADS * (8**2 + 16**2)),
     # Four stages of two layers with 1, 2, 4, 4 heads on a width of 32.
     *(Row(t, *2 * (2 * (32**2 + 2 * 16**2 + 2 * 4 * 8**2),)) for t in ("segformer", "pvt_v2")),
-    Row("cvt", *2 * (32**2 + 2 * 4 * 8**2,)),
+    # Stages of one, two and three layers with 1, 4, 4 heads.
+    Row("cvt", *2 * (32**2 + (2 + 3) * 4 * 8**2,)),
     # Tables of relative positions are read by all heads: one element for them all.
     Row("sam_vision_model", LAYERS * GENERAL, LAYERS * HEADS * GENERAL),
     # The first self-attention of the decoder reads zeros: its queries and keys do nothing.

@@ -50,7 +50,7 @@ CASES = {
     # A rotary embedding ties two entries only if it comes after the norm.
     "rotary before the norm": Case(lambda: Normed("head", half, first="rotary"), (HEAD,)),
     "rotary on a part": Case(lambda: Normed("head", _part(half, 4)), (2, 2)),
-    "rotary on a part, neighbours": Case(lambda: Normed("head", _part(interleaved, 2)), (4, 1)),
+    "rotary on a part, neighbours": Case(lambda: Normed("head", _part(interleaved, 4)), (2, 2)),
     "rotary with a frequency of zero": Case(lambda: Normed("head", _zero_frequency), (2, 2)),
     "one weight for each head": Case(lambda: Normed("heads"), (ALL,)),
     "one weight for each head, rotary": Case(lambda: Normed("heads", half), (ALL // 2,)),

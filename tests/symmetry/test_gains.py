@@ -76,7 +76,7 @@ def _into_attention(m: Reading, x: Tensor) -> Tensor:
 
 def _windows(m: Reading, x: Tensor) -> Tensor:
     """Tokens in another order, in new memory."""
-    y = m.norm(x).roll(0, 1).transpose(0, 1).contiguous()
+    y = m.norm(x).transpose(0, 1).contiguous()
     return m.a(y).transpose(0, 1)  # type: ignore[no-any-return, operator]
 
 
@@ -114,7 +114,7 @@ A, B = "a.weight", "b.weight"
 CASES: dict[str, Case] = {
     "a linear map": reads(lambda m, x: m.a(m.norm(x)), A, a=linear),
     "two linear maps": reads(lambda m, x: m.a(y := m.norm(x)) * m.b(y), A, B, a=linear, b=linear),
-    "a linear map of Conv1D": reads(lambda m, x: m.a(m.norm(x)), A, a=lambda: Conv1D(30, WIDTH)),
+    "a linear map of Conv1D": reads(lambda m, x: m.a(m.norm(x)), A, a=lambda: Conv1D(WIDTH, WIDTH)),
     "a pointwise convolution": reads(_channels, A, a=lambda: nn.Conv1d(WIDTH, WIDTH, 1)),
     "a fused parameter": reads(lambda m, x: m.a(m.norm(x)), A, a=Raw),
     "nn.MultiheadAttention": reads(

@@ -45,8 +45,10 @@ GATES: dict[str, Act] = {
     "softplus": functional.softplus,
 }
 
-CURVED: dict[str, Act] = {**GATES, "relu6": functional.relu6, "cosine": torch.cos}
-"""Activations of an MLP without a gate that leave no pair: squared ReLU leaves s and 1/s^2, which is none."""
+CURVED: dict[str, Act] = {
+    **{n: a for n, a in GATES.items() if n != "squared relu"}, "relu6": functional.relu6, "cosine": torch.cos
+}  # fmt: skip
+"""Activations of an MLP without a gate that leave nothing."""
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -112,6 +114,8 @@ CASES: dict[str, Case] = {
     **{f"{n} without a gate": Case(lambda a=a: Mlp(a), {}) for n, a in CURVED.items()},
     "gated, no biases": Case(lambda: Mlp(functional.silu, gated=True, bias=False), ANY),
     "relu": Case(lambda: Mlp(functional.relu), POSITIVE),
+    "squared relu": Case(lambda: Mlp(_squared), {"mlp s^-2": UNITS}),
+    "squared relu, then clamped": Case(lambda: Mlp(_squared, middle=_clamp), {}),
     "relu, no biases": Case(lambda: Mlp(functional.relu, bias=False), POSITIVE),
     "relu with a slope": Case(lambda: Mlp(functional.leaky_relu), POSITIVE),
     "relu, dropout before the second map": Case(lambda: Mlp(functional.relu, middle=nn.Dropout(0.5)), POSITIVE),
@@ -166,6 +170,9 @@ def outside(found: SymmetryMap) -> dict[str, int]:
         if p.kind not in ("qk", "vo"):
             key = f"{p.kind} {p.group.name}"
             out[key] = out.get(key, 0) + p.copies
+    for s in found.scales:
+        key = f"{s.kind} s^-{s.power}"
+        out[key] = out.get(key, 0) + s.copies
     return out
 
 

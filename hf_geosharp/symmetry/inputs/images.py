@@ -32,10 +32,13 @@ def images(draft: Draft) -> list[Part]:
     leads: list[tuple[int, ...]] = [(), (2,), frames]
     if name == "pixel_values_videos" or draft.facts.has_itself((*SIZES["frames"], "tubelet_size")):
         leads = [frames, ()]
-    elif "image_sizes" in names and draft.facts.get("image_grid_pinpoints"):
+    # Models that cut images into several themselves want to know how large these were; others only may.
+    cut = "image_sizes" in names and draft.facts.get("image_grid_pinpoints")
+    if cut:
         leads = [(2,), (3,), (5,), ()]
+    told = [True] if cut else [False, True] if "image_sizes" in names else [False]
     sizes = dict.fromkeys([_size(draft), *((n, n) for n in SIDES)])
-    return [_whole(name, lead, size) for size in sizes for lead in leads]
+    return [_whole(name, lead, size, tell) for size in sizes for tell in told for lead in leads]
 
 
 def _size(draft: Draft) -> tuple[int, int]:
@@ -51,14 +54,12 @@ def _size(draft: Draft) -> tuple[int, int]:
     return sides[-2:][0], sides[-1]
 
 
-def _whole(name: str, lead: tuple[int, ...], size: tuple[int, int]) -> Part:
+def _whole(name: str, lead: tuple[int, ...], size: tuple[int, int], tell: bool) -> Part:
     def make(draft: Draft) -> Batch:
         channels = draft.facts.number(SIZES["channels"], "image") or 3
         draft.sides["height"], draft.sides["width"] = size
-        return {
-            name: draft.normal(draft.rows, *lead, channels, *size),
-            "image_sizes": torch.tensor(size).repeat(draft.rows, 1),
-        }
+        sizes = {"image_sizes": torch.tensor(size).repeat(draft.rows, 1)} if tell else {}
+        return {name: draft.normal(draft.rows, *lead, channels, *size), **sizes}
 
     return make
 

@@ -38,11 +38,12 @@ TABLE: dict[str, tuple[str, str]] = {
     "qformer_input_ids": ("count", "rows items"),
     "task_inputs": ("count", "rows tokens"),
     "attention_mask": ("ones", "rows tokens"),
+    "global_attention_mask": ("first", "rows tokens"),
 }
 """What such inputs are filled with, and the names or numbers of their sides."""
 
 OPTIONAL = ("visual_feats", "visual_pos", "visual_embeds", "states", "actions", "returns_to_go", "timesteps",
-            "inputs")  # fmt: skip
+            "inputs", "global_attention_mask")  # fmt: skip
 """Inputs that are given although the signature has a default for them: the model does little without."""
 
 INSTEAD = ("inputs_embeds", "hidden_states")
@@ -94,7 +95,10 @@ def _fill(draft: Draft, how: str, shape: str) -> Tensor:
         return torch.rand(sides, generator=draft.generator).to(draft.dtype)
     if how == "count":
         return torch.arange(sides[-1]).expand(sides).clone()
-    return torch.full(sides, int(how == "ones"), dtype=torch.long)
+    filled = torch.full(sides, int(how == "ones"), dtype=torch.long)
+    if how == "first":
+        filled[..., 0] = 1
+    return filled
 
 
 def _steps(draft: Draft) -> int:

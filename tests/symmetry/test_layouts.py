@@ -1,0 +1,252 @@
+"""Layouts that a user describes: what a trace cannot see is found through them, and what does not hold is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.errors import UsageError
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries, layouts
+from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout
+from hf_geosharp.symmetry.verify import verify
+from tests.families import identical, state
+from tests.symmetry.handmade import (
+    HEAD,
+    WIDTH,
+    Act,
+    Handed,
+    Projected,
+    Residual,
+    half,
+    inputs,
+    interleaved,
+    joined,
+    repeated,
+    split,
+)
+
+ENTRY: dict[str, Any] = {"name": "mine", "q": "q", "k": "k", "v": "v", "o": "o", "heads": {"query": 4, "key": 4}}
+
+
+@pytest.fixture(autouse=True)
+def _registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layouts, "_registered", [])
+    yield
+
+
+def hidden(rotary: Act | None = None, key_heads: int = 4) -> nn.Module:
+    """Attention whose softmax is written out, so that a trace does not see it as one."""
+
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (q, k) if rotary is None else (rotary(q), rotary(k))
+        weights = (q @ repeated(m, k).mT / HEAD**0.5).exp()
+        return joined(weights / weights.sum(-1, keepdim=True) @ repeated(m, v))
+
+    return Residual(Projected(core, key_heads=key_heads))
+
+
+class Fused(nn.Module):
+    """The same with one projection: for each head its value, its key and its query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vkq, self.out = nn.Linear(WIDTH, 3 * 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, k, q = split(self.vkq(x), 4).chunk(3, dim=-1)
+        weights = (q @ k.mT).exp()
+        return self.out(joined(weights / weights.sum(-1, keepdim=True) @ v))  # type: ignore[no-any-return]
+
+
+def made(**changes: Any) -> Layout:
+    register_layout({**ENTRY, **changes})
+    return layouts.registered()[-1]
+
+
+def groups(found: SymmetryMap) -> dict[str, tuple[str, int]]:
+    return {p.kind: (p.group.name, p.copies) for p in found.pairs}
+
+
+FULL = (f"GL({HEAD})", 4)
+
+
+def test_without_a_layout_a_hidden_softmax_claims_nothing() -> None:
+    assert groups(find_symmetries(hidden(), inputs())) == {}
+
+
+def test_a_layout_that_is_given_finds_what_a_trace_cannot_see() -> None:
+    model = hidden()
+    layout = Layout(
+        "mine", {r: r for r in "qkvo"}, {"q": "(n h)", "k": "(n h)", "v": "(n h)", "o": "(n h)"}, heads=(4, 4)
+    )
+    found = find_symmetries(model, inputs(), layouts=[layout])
+    assert groups(found) == {"qk": FULL, "vo": FULL}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_a_layout_that_is_registered_serves_all_models() -> None:
+    register_layout(ENTRY)
+    for _ in range(2):
+        assert groups(find_symmetries(hidden(), inputs())) == {"qk": FULL, "vo": FULL}
+
+
+@pytest.mark.parametrize("rotary", [half, interleaved])
+def test_rotary_embeddings_are_told_on_a_twin_not_by_the_layout(rotary: Act) -> None:
+    register_layout(ENTRY)
+    found = find_symmetries(hidden(rotary), inputs())
+    assert groups(found) == {"qk": ("GL(1,C)", 4 * HEAD // 2), "vo": FULL}
+    assert verify(hidden(rotary), found, [inputs(1)], each=True).map == found
+
+
+def test_grouped_queries_are_one_copy_for_each_key_head() -> None:
+    register_layout({**ENTRY, "heads": {"query": 4, "key": 2}})
+    assert groups(find_symmetries(hidden(key_heads=2), inputs())) == {"qk": (FULL[0], 2), "vo": (FULL[0], 2)}
+
+
+def test_parts_of_a_fused_projection_are_selected() -> None:
+    register_layout(
+        {
+            **{r: "vkq" for r in "qkv"}, "name": "vkq", "o": "out", "parts": 3, "heads": {"query": 4, "key": 4},
+            "patterns": {r: "(n s h)" for r in "qkv"}, "select": {"v": {"s": 0}, "k": {"s": 1}, "q": {"s": 2}},
+        }
+    )  # fmt: skip
+    model = Residual(Fused())
+    found = find_symmetries(model, inputs())
+    assert groups(found) == {"qk": FULL, "vo": FULL}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_weights_handed_on_with_their_biases_copied_are_described() -> None:
+    register_layout(ENTRY)
+    model = Residual(Handed())
+    found = find_symmetries(model, inputs())
+    assert groups(found) == {"qk": FULL, "vo": FULL}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_a_layout_of_what_a_trace_sees_anyway_changes_nothing() -> None:
+    model = Residual(Projected())
+    alone = find_symmetries(model, inputs())
+    register_layout(ENTRY)
+    assert find_symmetries(model, inputs()) == alone
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another number of heads": ({"heads": {"query": 3, "key": 3}}, "does not hold.*moves by"),
+    "coordinates outermost": ({"patterns": {r: "(h n)" for r in "qkvo"}}, "does not hold.*moves by"),
+    "values for keys": ({"k": "v", "v": "k"}, "does not hold.*moves by"),
+    "a submodule that is not there": ({"q": "query"}, "fits no module"),
+    "heads that do not divide": ({"heads": {"query": 5, "key": 5}}, "fits no module"),
+    "more key heads than query heads": ({"heads": {"query": 4, "key": 8}}, "fits no module"),
+    "no heads at all": ({"heads": {"query": 0, "key": 0}}, "fits no module"),
+    "a submodule that is no linear map": ({"q": ""}, "fits no module"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_layout_that_does_not_hold_is_refused_with_what_was_measured(name: str) -> None:
+    changes, message = WRONG[name]
+    model = hidden()
+    before = state(model)
+    with pytest.raises(UsageError, match=message):
+        find_symmetries(model, inputs(), layouts=[made(**changes)])
+    assert identical(model, before)
+
+
+def test_an_axis_that_nothing_gives_a_size_is_refused_by_name() -> None:
+    register_layout({**ENTRY, "patterns": {r: "(n y h)" for r in "qkv"}})
+    with pytest.raises(UsageError, match="y"):
+        find_symmetries(hidden(), inputs())
+
+
+def test_a_layout_of_a_module_that_is_not_called_is_named() -> None:
+    model = hidden()
+    model.idle = Projected().double()
+    model.parts = nn.ModuleList()
+    register_layout(ENTRY)
+    found = find_symmetries(model, inputs())
+    assert found.pairs == ()
+    assert [u for u in found.unrecognised if "idle" in u and "not called" in u]
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "layouts.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_of_layouts_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, json.dumps({"schema": 1, "layouts": [ENTRY, {**ENTRY, "name": "other", "parts": 3}]}))
+    one, two = read_layouts(path)
+    assert (one.name, one.paths["q"], one.heads, one.parts) == ("mine", "q", (4, 4), 1)
+    assert (two.name, two.parts) == ("other", 3)
+    assert groups(find_symmetries(hidden(), inputs(), layouts=[one])) == {"qk": FULL, "vo": FULL}
+
+
+BAD_FILES = {
+    "not JSON": "layouts: mine",
+    "empty": "",
+    "a list": "[]",
+    "a number": "3",
+    "no schema": json.dumps({"layouts": [ENTRY]}),
+    "another schema": json.dumps({"schema": 2, "layouts": [ENTRY]}),
+    "no layouts": json.dumps({"schema": 1}),
+    "layouts that are none": json.dumps({"schema": 1, "layouts": "mine"}),
+    "a layout that is a name": json.dumps({"schema": 1, "layouts": ["mine"]}),
+    "a role missing": json.dumps({"schema": 1, "layouts": [{k: v for k, v in ENTRY.items() if k != "o"}]}),
+    "no name": json.dumps({"schema": 1, "layouts": [{k: v for k, v in ENTRY.items() if k != "name"}]}),
+    "heads without keys": json.dumps({"schema": 1, "layouts": [{**ENTRY, "heads": {"query": 4}}]}),
+    "heads that are no numbers": json.dumps({"schema": 1, "layouts": [{**ENTRY, "heads": {"query": "x", "key": 1}}]}),
+    "patterns that are none": json.dumps({"schema": 1, "layouts": [{**ENTRY, "patterns": "(n h)"}]}),
+    "a path that is a number": json.dumps({"schema": 1, "layouts": [{**ENTRY, "q": 3}]}),
+    "a misspelt key": json.dumps({"schema": 1, "layouts": [{**ENTRY, "pattern": {"q": "(n h)"}}]}),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_describes_no_layouts_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    path = written(tmp_path, BAD_FILES[name])
+    with pytest.raises(UsageError, match=r"layouts\.json"):
+        read_layouts(path)
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"gone\.json"):
+        read_layouts(tmp_path / "gone.json")
+
+
+def test_the_layouts_that_ship_have_names_and_all_roles() -> None:
+    shipped, _ = layouts._shipped()
+    assert len({x.name for x in shipped}) == len(shipped) > 0
+    assert all(set(x.paths) == set("qkvo") for x in shipped)
+
+
+def test_one_token_is_not_enough_to_claim_anything_through_a_layout() -> None:
+    register_layout(ENTRY)
+    model = hidden()
+    try:
+        found = find_symmetries(model, {"x": inputs()["x"][:, :1]})
+    except UsageError:
+        return
+    assert verify(model, found, [inputs(1)], each=True).map.pairs == found.pairs
+
+
+def test_a_layout_leaves_the_model_as_it_was() -> None:
+    register_layout(ENTRY)
+    model = hidden().train()
+    before = state(model)
+    find_symmetries(model, inputs())
+    assert identical(model, before)
+    assert all(m.training for m in model.modules())
+    assert not any(torch.is_tensor(p.grad) for p in model.parameters())
