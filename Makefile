@@ -15,7 +15,7 @@ DEMOS := $(VENV)/.demos
 BENCH := $(VENV)/.bench
 OLDEST_DEV := $(OLDEST)/.dev
 
-.PHONY: help demo test test-fast test-oldest lint types bench radius twins demos clean
+.PHONY: help demo test test-fast test-oldest lint types bench radius twins cards demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -64,6 +64,11 @@ radius: $(BENCH) ## the score of the demos by radius: what the default radii wer
 
 twins: $(BENCH) ## the same function at other weights: every measure on the demos and their twins, with the picture
 	$(BIN)/python benchmarks/twins.py --json benchmarks/data/twins.json --plot benchmarks/twins.svg
+
+cards: $(BENCH) ## the demo models' cards, from scores taken now
+	for name in digits-vit vader-bert; do \
+	  $(BIN)/hf-geosharp score demo:$$name --rho 0.1 --rho 0.03 --rho 0.01 -q --json model_cards/$$name/result.json && \
+	  $(BIN)/hf-geosharp card demo:$$name --result model_cards/$$name/result.json --plot --to model_cards/$$name/README.md || exit 1; done
 
 demos: $(DEMOS) ## train the shipped demo models again, from their sources
 	$(BIN)/python benchmarks/make_demos.py all

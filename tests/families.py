@@ -67,6 +67,8 @@ class Family:
         key_bias, value_bias: both drop out of the function (no rotary embedding; an output bias to fold into).
         gains: end of the names of the modules of the norms that only linear maps read -> how many there are.
         casts: something in the stock forward pass runs in float32 in a float64 model.
+        units: (group, copies) of the hidden units of each MLP that scale: gated ones by any number, behind a ReLU by
+            positive ones.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Family:
     value_bias: bool
     gains: Mapping[str, int]
     casts: bool
+    units: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -173,23 +176,27 @@ FAMILIES: tuple[Family, ...] = (
     Family("roberta", _roberta, "RobertaForSequenceClassification", text_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False),
     Family("distilbert", _distilbert, "DistilBertForSequenceClassification", text_classification, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"1.output_layer_norm": 1}, casts=False),
+           rotary=False, key_bias=True, value_bias=True, gains={"1.output_layer_norm": 1}, casts=False,
+           units=(("GL(1)+", WIDTH),)),  # of the classifier
     Family("vit", _vit, "ViTForImageClassification", image_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True,
            gains={"layernorm_before": LAYERS, "layernorm_after": LAYERS, "vit.layernorm": 1}, casts=False),
     Family("gpt2", _gpt2, "GPT2LMHeadModel", causal_lm, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True, gains={"ln_1": LAYERS, "ln_2": LAYERS}, casts=True),
     Family("llama", _llama, "LlamaForCausalLM", causal_lm, LAYERS, 2, 8,
-           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True),
+           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True,
+           units=LAYERS * (("GL(1)", 40),)),
     Family("mistral", _mistral, "MistralForCausalLM", causal_lm, LAYERS, 2, 8,
-           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True),
+           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True,
+           units=LAYERS * (("GL(1)", 40),)),
     Family("qwen2", _qwen2, "Qwen2ForCausalLM", causal_lm, LAYERS, 2, 8,
-           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True),
+           rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True,
+           units=LAYERS * (("GL(1)", 40),)),
     Family("t5", _t5, "T5ForConditionalGeneration", seq2seq, 3 * LAYERS, 4, 6,
            rotary=False, key_bias=False, value_bias=False,
            gains={"layer.0.layer_norm": 2 * LAYERS, "layer.1.layer_norm": 2 * LAYERS, "layer.2.layer_norm": LAYERS,
                   "encoder.final_layer_norm": 1},
-           casts=True),
+           casts=True, units=2 * LAYERS * (("GL(1)+", 40),)),
 )  # fmt: skip
 
 BY_NAME = {f.name: f for f in FAMILIES}

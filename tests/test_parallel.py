@@ -439,7 +439,8 @@ def test_ranks_that_differ_are_refused_by_all(what: str, message: str) -> None:
     assert [code for code, _, _ in done] == [1, 1]
     for _, _, err in done:
         assert re.search(message, err), err
-    assert time.monotonic() - started < 120
+    # Not after the 1800 s that a silent rank is waited for.
+    assert time.monotonic() - started < 600
 
 
 def dying(how: str) -> None:

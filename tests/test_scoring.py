@@ -82,7 +82,7 @@ def test_a_demo_that_does_not_ship_is_a_usage_error() -> None:
 
 
 def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
-    result = scored("demo:digits-vit", metric="mix", rho=(1.0, 1e-3), samples=128)
+    result = scored("demo:digits-vit", metric="mix", rho=(1.0, 1e-3), samples=128, ascent="apgd")
     assert {p.rho: p.reproducible for p in result.curve} == {1e-3: True, 1.0: False}
     assert result.reproducible.ok is False
     assert result.reproducible.spread > 0.01

@@ -55,6 +55,7 @@ class Part:
 
     ``shapes`` are those of its coordinates as they lie in memory: (copies, d, rows) for the factors of pairs, so
     that the rows of a linear layer stay contiguous; (1, n) for a loose parameter. ``order`` is the geodesic's.
+    ``device`` is where it lies, if not where the space does: a model may be spread over several.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     complex: bool
     order: Order
+    device: torch.device | None = None
 
     @property
     def numel(self) -> int:
@@ -90,6 +92,10 @@ class Space:
         self.parts = tuple(parts)
         self.dtype, self.device = dtype, device
 
+    def place(self, part: Part) -> torch.device:
+        """The device that a part lies on."""
+        return part.device or self.device
+
     @property
     def size(self) -> int:
         """Number of coordinates."""
@@ -102,7 +108,7 @@ class Space:
 
     def zeros(self) -> Tangent:
         """The zero tangent vector."""
-        return Tangent(tuple(torch.zeros(p.numel, dtype=self.dtype, device=self.device) for p in self.parts))
+        return Tangent(tuple(torch.zeros(p.numel, dtype=self.dtype, device=self.place(p)) for p in self.parts))
 
     def unflatten(self, flat: Tensor) -> Tangent:
         """The tangent vector with these coordinates, (size,); the inverse of :meth:`Tangent.flat`."""
@@ -118,7 +124,8 @@ class Space:
         for i, part in enumerate(self.parts):
             for start in range(0, part.numel, _SUMMED):
                 chunk = slice(start, start + _SUMMED)
-                sums += [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs]
+                found = [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs]
+                sums += found if self.place(part) == self.device else [x.to(self.device) for x in found]
         table = torch.stack(sums).double().view(-1, len(pairs)) if sums else torch.zeros(1, len(pairs))
         return [float(x) for x in table.sum(0)]
 
@@ -132,7 +139,7 @@ class Space:
 
     def empty(self) -> Tangent:
         """Memory for a tangent vector, with whatever is in it."""
-        return Tangent(tuple(torch.empty(p.numel, dtype=self.dtype, device=self.device) for p in self.parts))
+        return Tangent(tuple(torch.empty(p.numel, dtype=self.dtype, device=self.place(p)) for p in self.parts))
 
     def combine(self, out: Tangent, *terms: tuple[Tangent, float]) -> Tangent:
         """out <- Σ coefficient · vector, chunk by chunk; ``out`` is none of the vectors but possibly the first."""
@@ -166,5 +173,5 @@ class Space:
         pieces = []
         for part in self.parts:
             noise = torch.randn(part.numel, dtype=torch.float64, generator=generator)
-            pieces.append(noise.to(self.device, self.dtype))
+            pieces.append(noise.to(self.place(part), self.dtype))
         return self.horizontal_(Tangent(tuple(pieces)))

@@ -44,7 +44,8 @@ def check(model: nn.Module) -> None:
     if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedModelError("the model is quantised: its weights cannot be perturbed; load it unquantised")
     for name, module in model.named_modules():
-        if getattr(getattr(module, "_hf_hook", None), "offload", False):
+        hook = getattr(module, "_hf_hook", None)
+        if any(getattr(h, "offload", False) for h in (hook, *getattr(hook, "hooks", ()))):
             raise UnsupportedModelError(
                 f"{name or 'the model'} is offloaded to CPU or disk and would get no gradients; load it without offload"
             )

@@ -221,7 +221,7 @@ class Chart:
             parts: list[Part] = []
             self._batches: list[_Batch] = []
             self._bound: list[_Bound] = []
-            for batch in _batched(pairs):
+            for batch in _batched(pairs, lambda pair: _device(self._tensors[pair.parameters[0]])):
                 part = self._pair_part(batch)
                 parts.append(part)
                 self._batches.append(batch)
@@ -286,7 +286,10 @@ class Chart:
     def _fold(self, symmetries: SymmetryMap) -> list[str]:
         """Moves the model to the representative of every fold, in float64; returns the parameters that changed."""
         touched = list(dict.fromkeys(p for f in symmetries.folds for p in f.parameters))
-        weights = {n: self._tensors[n].to(torch.float64, copy=True) for n in touched}
+        # A fold may reach from one device to another.
+        homes = {_device(self._tensors[n]) for n in touched}
+        home = self._tensors[touched[0]].device if len(homes) > 1 else None
+        weights = {n: self._tensors[n].to(home, torch.float64, copy=True) for n in touched}
         for fold in symmetries.folds:
             fold.canonicalise(weights)
         # Pairs read these in float64, not yet rounded to the model's dtype.
@@ -302,7 +305,7 @@ class Chart:
         shapes = [(copies, *shape_of(views)[1:]) for views in (first.g, first.h)]
         wide = {n: self._wide.get(n, self._tensors[n]) for p in batch.pairs for n in p.parameters}
         wide = {n: t.to(torch.float64) for n, t in wide.items()}
-        device = next(iter(wide.values())).device
+        device = self._tensors[first.parameters[0]].device
         dtype = torch.complex128 if complex_ else torch.float64
         factors = [torch.empty(s, dtype=dtype, device=device) for s in shapes]
         batch.read(wide, factors)
@@ -313,12 +316,12 @@ class Chart:
         name = f"{first.kind}:{first.group.name}"
         if first.group.isometric:
             alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=cutoff)
-            return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic)
+            return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic, device)
         base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff, positive=first.group.positive)
         del factors
         self._report_rank(batch, base)
         frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)
-        return Part(name, frame, tuple(shapes), complex_, self.geometry.geodesic)
+        return Part(name, frame, tuple(shapes), complex_, self.geometry.geodesic, device)
 
     def _report_rank(self, batch: _Batch, base: Canonical) -> None:
         rank, d = base.rank.tolist(), base.s.shape[-1]
@@ -352,7 +355,7 @@ class Chart:
             scale += self._nudge * float(torch.randn((), generator=self._generator))
         frame = ENTRY_FRAMES["adaptive" if self.geometry.paired else self.geometry.metric](theta, scale)
         order: Order = "first" if self.geometry.paired else self.geometry.geodesic
-        return Part(name, frame, (tuple(theta.shape),), False, order)
+        return Part(name, frame, (tuple(theta.shape),), False, order, theta.device)
 
     # ---------------------------------------------------------------------------------------------------- transport
 
@@ -388,11 +391,11 @@ class Chart:
         pieces = []
         for part, end, bound in zip(self.space.parts, self._ends, self._bound, strict=False):
             covector = [
-                torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.device)
+                torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.place(part))
                 for s in part.shapes
             ]
             bound.read(gradients, covector)
-            piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.device)
+            piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.place(part))
             end.pullback(tuple(x.mT for x in covector), out=part.split(piece))
             pieces.append(piece)
         for leaf in self._borrowed.leaves.values():
@@ -422,10 +425,17 @@ class Chart:
 
 
 def _bundled(loose: Sequence[_Loose]) -> list[_Loose | _Bundle]:
-    """The same leaves with the small ones together."""
-    small = [i for i in loose if i.leaf.tensor.numel() <= _SMALL]
+    """The same leaves with the small ones of each device together."""
+    small: dict[torch.device, list[_Loose]] = {}
     large: list[_Loose | _Bundle] = [i for i in loose if i.leaf.tensor.numel() > _SMALL]
-    return [*large, _Bundle(tuple(small))] if small else large
+    for item in loose:
+        if item.leaf.tensor.numel() <= _SMALL:
+            small.setdefault(_device(item.leaf.tensor), []).append(item)
+    return [*large, *(_Bundle(tuple(items)) for items in small.values())]
+
+
+def _device(tensor: Tensor) -> torch.device:
+    return tensor.device
 
 
 def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
@@ -434,11 +444,11 @@ def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
     return Canonical(base.frame_g.to(tall), base.frame_h.to(tall), base.s, none, none)
 
 
-def _batched(pairs: Sequence[Pair]) -> list[_Batch]:
-    """Pairs of one kind, group and shape together."""
+def _batched(pairs: Sequence[Pair], place: Callable[[Pair], torch.device]) -> list[_Batch]:
+    """Pairs of one kind, group, shape and device together."""
     groups: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
-        key = (pair.kind, pair.group, shape_of(pair.g)[1:], shape_of(pair.h)[1:])
+        key = (pair.kind, pair.group, shape_of(pair.g)[1:], shape_of(pair.h)[1:], place(pair))
         groups.setdefault(key, []).append(pair)
     out = []
     for members in groups.values():

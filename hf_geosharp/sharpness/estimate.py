@@ -230,7 +230,7 @@ def estimate(
         ModelError: NaN in a parameter, no loss, a loss that is not finite at the model's own weights; out of memory
             with a single sample at a time.
         UnsupportedModelError: quantised, offloaded or meta weights.
-        UsageError: a journal of another run in ``output``.
+        UsageError: a journal of another run in ``output``; samples sharded over a model on several devices.
         WorldError: the ranks have other weights, data, settings or versions, or one of them does not answer.
         GeosharpError: the journal cannot be written.
     """
@@ -245,6 +245,8 @@ def estimate(
     whole = settings.shard == "samples"
     track = _Track(progress, len(batches), settings.steps, total, world, whole)
     with full_float32(), borrow(model, dtype) as borrowed:
+        if whole and world.size > 1 and len({leaf.tensor.device for leaf in borrowed.leaves.values()}) > 1:
+            raise UsageError("shard is 'samples', but the model lies on several devices: use shard='batches'")
         header: dict[str, Any] = {}
         if world.size > 1 or output is not None:
             header = _identity(borrowed, batches, settings, loss, data_digest, versions or {})

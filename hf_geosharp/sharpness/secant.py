@@ -90,12 +90,12 @@ def secant(
         raise NotFiniteError(f"the loss before any step is {loss}")
     assert g is not None
     base = loss if base is None else base
-    noise = NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss))
     slope = rho * space.norm(g)
-    if (stationary and start is None) or not math.isfinite(slope) or slope <= noise:
+    lost = not slope > NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)) or slope == math.inf
+    if (stationary and start is None) or lost:
         # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
         g = space.zeros()
-    walk = _Walk(space, rho, u, loss, g, noise)
+    walk = _Walk(space, rho, u, loss, g)
     walk.finite = math.isfinite(slope)
     del u, g, given, start  # the walk lets go of them when it has better ones
     generator = generator or torch.Generator().manual_seed(0)
@@ -104,7 +104,7 @@ def secant(
     """Without points that had no finite loss: of them nothing follows."""
     for k in range(1, steps + 1):
         point = walk.next(generator)
-        if point is None or settled(counted, walk.promise, noise):
+        if point is None or settled(counted, walk.promise, walk.noise):
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
         good = walk.take(point, *evaluate(point, k < steps))
         del point
@@ -128,8 +128,8 @@ class _Step:
 class _Walk:
     """The best point with its loss and gradient, and what is known of the loss around it."""
 
-    def __init__(self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent, noise: float) -> None:
-        self.space, self.rho, self.noise = space, rho, noise
+    def __init__(self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent) -> None:
+        self.space, self.rho = space, rho
         self.u, self.loss, self.g = u, loss, g
         self.finite = True
         # A hair inside, so that rounding does not leave the ball.
@@ -141,6 +141,11 @@ class _Walk:
         """What the model says of the point that was proposed last."""
         self._promised = self._length = 0.0
         """What it would say without σ, and how far the point is from the best one."""
+
+    @property
+    def noise(self) -> float:
+        """A difference of losses that rounding can make."""
+        return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
 
     def next(self, generator: torch.Generator) -> Tangent | None:
         """Where the model is largest, or in a random direction while there is none; None if it promises nothing."""

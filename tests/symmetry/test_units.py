@@ -110,7 +110,8 @@ class Bent(nn.Module):
 
 
 CASES: dict[str, Case] = {
-    **{f"gated by {n}": Case(lambda a=a: Mlp(a, gated=True), ANY) for n, a in GATES.items()},
+    **{f"gated by {n}": Case(lambda a=a: Mlp(a, gated=True), ANY) for n, a in GATES.items() if a is not _squared},
+    "gated by squared relu": Case(lambda: Mlp(_squared, gated=True), {**ANY, "mlp s^-2": UNITS}),
     **{f"{n} without a gate": Case(lambda a=a: Mlp(a), {}) for n, a in CURVED.items()},
     "gated, no biases": Case(lambda: Mlp(functional.silu, gated=True, bias=False), ANY),
     "relu": Case(lambda: Mlp(functional.relu), POSITIVE),

@@ -13,10 +13,11 @@ from hf_geosharp.symmetry import Pair, SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.fold import Gain, KeyBias, Reader
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.probe import OF_CONTROL
-from hf_geosharp.symmetry.verify import TOLERANCE, verify
+from hf_geosharp.symmetry.verify import TOLERANCE, Claim, example_batches, verify
 from hf_geosharp.symmetry.views import parse
-from tests.families import WIDTH, Family, batch_of, build, each_family, identical, state
-from tests.symmetry.handmade import HEAD, Model, inputs
+from tests.families import BY_NAME, WIDTH, Family, batch_of, build, each_family, identical, state
+from tests.symmetry.handmade import HEAD, Model, Projected, Residual, attend, change, inputs, outputs
+from tests.symmetry.handmade import WIDTH as WIDTH_HAND
 
 FALSE = "false claim"
 
@@ -165,6 +166,227 @@ def test_an_empty_map_is_proved_without_running_the_model() -> None:
     model.head.register_forward_pre_hook(lambda *_: pytest.fail("ran"))
     proof = verify(model, SymmetryMap(), [inputs()])
     assert (proof.map, proof.deviation, proof.control) == (SymmetryMap(), None, None)
+
+
+# --------------------------------------------------------------------------------------------- claims one by one
+
+
+def claims_of(model: nn.Module, found: SymmetryMap, **options: Any) -> dict[str, Claim]:
+    return {c.name: c for c in verify(model, found, [inputs(), inputs(1)], each=True, **options).claims}
+
+
+def test_each_claim_comes_with_its_deviation_its_control_and_its_status() -> None:
+    model = Model(key_heads=2)
+    found = find_symmetries(model, inputs())
+    claims = claims_of(model, found)
+    assert list(claims) == [s.name for s in found.symmetries]
+    for c in claims.values():
+        assert c.status == "holds"
+        assert c.deviation is not None
+        assert c.control is not None
+        assert c.deviation < 1e-12 < 1e-3 < c.control
+
+
+def test_kinds_are_measured_by_themselves() -> None:
+    """What one kind does to the outputs when it is broken is its own, not that of all together."""
+    model = Model()
+    found = find_symmetries(model, inputs())
+    assert len({c.control for c in claims_of(model, found).values()}) == len(found.symmetries)
+    together = verify(model, found, [inputs(), inputs(1)]).claims
+    assert len({c.control for c in together}) == 1
+
+
+@pytest.mark.parametrize("twist", ["half", "interleaved"])
+def test_frequencies_that_are_paired_wrongly_are_a_control_of_rotary_claims(twist: str) -> None:
+    model = Model(twist)
+    found = find_symmetries(model, inputs())
+    qk = next(p for p in found.pairs if p.kind == "qk")
+    assert qk.has_wrong_pairing
+    assert moved(model, qk, "apply") < 1e-12
+    assert moved(model, qk, "wrong_pairing") > 1e-3
+    control = claims_of(model, found)[qk.name].control
+    assert control is not None
+    # The least of the controls counts.
+    assert control <= 1.5 * min(moved(model, qk, "wrong_pairing"), moved(model, qk, "break_"))
+
+
+def test_groups_that_are_not_tied_are_a_control_of_grouped_queries() -> None:
+    model = Model(key_heads=2)
+    found = find_symmetries(model, inputs())
+    qk = next(p for p in found.pairs if p.kind == "qk")
+    assert qk.has_untied
+    assert moved(model, qk, "apply") < 1e-12
+    assert moved(model, qk, "untied") > 1e-3
+
+
+def test_claims_without_frequencies_or_groups_have_no_such_controls() -> None:
+    qk = next(p for p in find_symmetries(Model(), inputs()).pairs if p.kind == "qk")
+    assert not qk.has_wrong_pairing
+    assert not qk.has_untied
+
+
+def moved(model: nn.Module, pair: Pair, how: str) -> float:
+    """Relative change of the outputs when a pair is moved in one of its ways."""
+    base, weights = outputs(model, inputs()), {n: p.detach().clone() for n, p in model.named_parameters()}
+    move = pair.random(weights, torch.Generator().manual_seed(0), 10.0)
+    getattr(pair, how)(weights, move)
+    stored = state(model)
+    model.load_state_dict({**model.state_dict(), **weights})
+    try:
+        return change(model, inputs(), base)
+    finally:
+        model.load_state_dict({n: stored[n] for n in model.state_dict()})
+
+
+@pytest.mark.parametrize("claim", FALSE_ON_LLAMA.values(), ids=FALSE_ON_LLAMA.keys())
+def test_a_false_claim_fails_and_is_named_among_claims_too(claim: Pair) -> None:
+    model, batch = build("llama"), batch_of("llama")
+    true = find_symmetries(model, batch)
+    proof = verify(model, replace(true, pairs=(*true.pairs, claim)), [batch], each=True)
+    statuses = {c.name: c.status for c in proof.claims}
+    assert statuses.pop(FALSE) == "failed"
+    assert set(statuses.values()) == {"holds"}
+    assert proof.map.symmetries == true.symmetries
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["together", "each"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_a_false_claim_whose_effect_is_small_does_not_hide_behind_the_controls_of_others(
+    dtype: torch.dtype, each: bool
+) -> None:
+    """Fresh weights: attention is nearly flat, so that queries and keys hardly matter next to values and MLPs."""
+    torch.manual_seed(0)
+    model = BY_NAME["llama"].make().to(dtype)
+    batch = batch_of("llama", dtype)
+    true = find_symmetries(model, batch)
+    claim = FALSE_ON_LLAMA["the full group on a rotary head"]
+    false = replace(true, pairs=tuple(claim if p.name == "model.layers.0.self_attn.qk" else p for p in true.pairs))
+    proof = verify(model, false, [batch], each=each)
+    assert FALSE not in {p.name for p in proof.map.pairs}
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["together", "each"])
+def test_a_false_claim_on_queries_that_hardly_matter_does_not_hide_behind_the_controls_of_others(each: bool) -> None:
+    """Logits of 1e-4: what is false about queries moves the outputs by less than single precision's tolerance."""
+    model = Model("half").float()
+    with torch.no_grad():
+        model.attention.q_proj.weight.mul_(1e-4)
+        model.attention.q_proj.bias.mul_(1e-4)
+    batch = {"x": inputs()["x"].float()}
+    true = find_symmetries(model, batch)
+    sizes = {"n": 4, "h": HEAD, "i": WIDTH_HAND}
+    g, h = (
+        (view(f"attention.{p}.weight", "(n h) i", sizes), view(f"attention.{p}.bias", "(n h)", sizes, ()))
+        for p in ("q_proj", "k_proj")
+    )
+    claim = Pair(FALSE, "qk", "attention", Group(HEAD), g, h)
+    false = replace(true, pairs=tuple(claim if p.kind == "qk" else p for p in true.pairs))
+    assert FALSE not in {p.name for p in verify(model, false, [batch], each=each).map.pairs}
+
+
+@pytest.mark.parametrize(
+    ("projection", "names"), [("k_proj", {"attention.qk"}), ("v_proj", {"attention.qk", "attention.vo"})]
+)
+def test_a_pair_that_reaches_no_output_is_dead_not_verified(projection: str, names: set[str]) -> None:
+    """With keys of zero all attention is even; with values of zero nothing is attended to."""
+    model = Model(bias=False)
+    found = find_symmetries(model, inputs(), preset="paper")
+    with torch.no_grad():
+        getattr(model.attention, projection).weight.zero_()
+    proof = verify(model, found, [inputs(), inputs(1)], each=True)
+    assert {c.name for c in proof.claims if c.status == "dead"} == names
+    assert {d.split(":")[0] for d in proof.map.dropped if ": dead" in d} == names
+    assert names.isdisjoint(p.name for p in proof.map.pairs)
+
+
+def test_a_module_whose_values_are_zero_claims_no_queries_and_keys() -> None:
+    """As the first decoder layer of detection models does, which starts from zeros."""
+
+    class Zero(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.place = nn.Linear(WIDTH_HAND, WIDTH_HAND)
+            self.attention = Projected(lambda m, x, q, k, v: attend(q, k, 0 * v))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.place(x))  # type: ignore[no-any-return]
+
+    model = Residual(Zero())
+    found = find_symmetries(model, inputs())
+    assert not [p for p in found.pairs if p.kind in ("qk", "vo")]
+    assert len(found.unrecognised) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_half_precision_is_verified_in_single_and_comes_back_as_it_was(name: str, dtype: torch.dtype) -> None:
+    model, batch = build(name, dtype), batch_of(name, dtype)
+    found = find_symmetries(model, batch)
+    before, seen = state(model), set()
+    places = {n: p.data_ptr() for n, p in model.named_parameters()}
+    model.register_forward_pre_hook(lambda m, args: seen.add(next(m.parameters()).dtype))
+    proof = verify(model, found, [{k: v.float() if v.is_floating_point() else v for k, v in batch.items()}], each=True)
+    assert seen == {torch.float32}
+    assert proof.map == found
+    assert proof.deviation is not None
+    assert proof.deviation < 1e-4
+    assert identical(model, before)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert {n: p.data_ptr() for n, p in model.named_parameters()} == places
+
+
+def test_half_precision_with_a_batch_in_half_precision_is_verified_too() -> None:
+    model = Residual(Projected()).to(torch.bfloat16)
+    batch = {"x": inputs()["x"].to(torch.bfloat16)}
+    found = find_symmetries(model, batch)
+    assert verify(model, found, [batch], each=True).map == found
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("at", [1, 3, 6, 9, 12])
+def test_half_precision_comes_back_after_an_exception_in_any_pass(at: int, raised: type[BaseException]) -> None:
+    model = Model(key_heads=2).to(torch.bfloat16)
+    batch = {"x": inputs()["x"].float()}
+    found = find_symmetries(model, {"x": inputs()["x"].to(torch.bfloat16)})
+    model.train()
+    before, calls = state(model), []
+
+    def fail(module: nn.Module, args: Any) -> None:
+        calls.append(None)
+        if len(calls) > at:
+            raise raised("on purpose")
+
+    handle = model.head.register_forward_pre_hook(fail)
+    with pytest.raises(raised, match="on purpose"):
+        verify(model, found, [batch], each=True)
+    handle.remove()
+    assert identical(model, before)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert all(m.training for m in model.modules())
+
+
+def test_outputs_that_are_not_finite_fail_every_claim_they_are_not_taken_for_agreement() -> None:
+    model = Model()
+    found = find_symmetries(model, inputs())
+    with torch.no_grad():
+        model.head.bias[0] = float("nan")
+    proof = verify(model, found, [inputs()], each=True)
+    assert proof.map == found  # one output of five is nowhere finite; the others agree
+    with torch.no_grad():
+        model.head.bias.fill_(float("nan"))
+    assert not verify(model, found, [inputs()], each=True).map.symmetries
+
+
+def test_example_batches_are_made_up_in_two_lengths_long_enough_for_the_largest_group() -> None:
+    model = build("bert")
+    found = find_symmetries(model)
+    one, two = example_batches(model, found)
+    assert one["input_ids"].shape[1] > 2 * 8
+    assert one["input_ids"].shape[1] != two["input_ids"].shape[1]
+    assert verify(model, found, each=True).map == found
 
 
 # ----------------------------------------------------------------------------------------------- moving whole models
