@@ -35,7 +35,7 @@ from hf_geosharp.symmetry.sites import (
     in_order,
     views_of,
 )
-from hf_geosharp.symmetry.trace import Trace, trace
+from hf_geosharp.symmetry.trace import Trace, differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.views import View
 
@@ -77,7 +77,7 @@ def find_symmetries(
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
         return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
-    with torch.enable_grad():
+    with torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts)
     if digest:
         cache.store(digest, found)

@@ -216,7 +216,7 @@ class Gain(Fold):
             weight = weights[reader.weight]
             weight.div_(self._along(t, weight, reader))
             if self.folds_bias and reader.bias:
-                weights[reader.bias].sub_(self._map(weight, e, reader))
+                weights[reader.bias].sub_(self._map(weight, e, reader).view_as(weights[reader.bias]))
 
     def break_(self, weights: Weights, move: Move) -> None:
         """The norm's own parameters alone."""
@@ -228,7 +228,8 @@ class Gain(Fold):
         for reader in self.readers:
             weight = weights[reader.weight]
             if self.folds_bias and self.bias and reader.bias:
-                weights[reader.bias].add_(self._map(weight, weights[self.bias], reader))
+                shift = self._map(weight, weights[self.bias], reader)
+                weights[reader.bias].add_(shift.view_as(weights[reader.bias]))
             weight.mul_(self._along(gamma, weight, reader))
         if self.bias:
             weights[self.bias].copy_(torch.zeros_like(gamma) if self.folds_bias else weights[self.bias] / gamma)

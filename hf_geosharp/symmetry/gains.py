@@ -43,7 +43,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             continue
         if id(module._parameters["weight"]) not in names:
             continue
-        mapped = _readers(readers, private)
+        mapped = _readers(readers, private, module._parameters["weight"].shape[0])  # type: ignore[union-attr]
         if mapped is None:
             continue
         gain = _gain(module, path, mapped, names, LocalTwin(module, trace.calls[path], names))
@@ -51,7 +51,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             yield gain
 
 
-def _readers(linears: Sequence[Linear], private: set[str]) -> tuple[Reader, ...] | None:
+def _readers(linears: Sequence[Linear], private: set[str], size: int) -> tuple[Reader, ...] | None:
     """The parameters that read, each whole; None where one of them is used for something else or read in part."""
     found: dict[str, Reader] = {}
     covered: dict[str, set[tuple[tuple[int, ...], int]]] = {}
@@ -61,7 +61,7 @@ def _readers(linears: Sequence[Linear], private: set[str]) -> tuple[Reader, ...]
         used = (weight.parameter, *([bias.parameter] if bias else ()))
         if linear.grouped or len(weight.inner) != 1 or not private.issuperset(used):
             return None
-        if weight.shape[weight.inner[0]] != linear.inputs:
+        if weight.shape[weight.inner[0]] != linear.inputs or linear.inputs != size:
             return None
         reader = Reader(weight.parameter, weight.inner[0], bias.parameter if bias else None)
         if found.setdefault(weight.parameter, reader) != reader:

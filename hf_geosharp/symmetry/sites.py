@@ -160,11 +160,13 @@ class Couplings:
     heads: tuple[Edges, ...]
     h_side: frozenset[Node]
     reason: str = ""
+    members: tuple[frozenset[Node], ...] = ()
+    """All features of linear maps that each head depends on, whether or not they were taken apart."""
 
     @property
     def nodes(self) -> set[Node]:
         """All features that take part."""
-        return {n for own in self.heads for pair in own for n in pair}
+        return {n for own in self.heads for pair in own for n in pair}.union(*self.members)
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ class Analysis:
 MAX_HEADS = 4096
 MAX_SLOTS = 4096
 MAX_ROUNDS = 3
+MAX_PARTNERS = 4
+"""Features of one map that one feature may meet in a head: one, or two that are turned; more hang together."""
 
 
 def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed: int = 0) -> Couplings:
@@ -212,7 +216,11 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
             break
         reason = _couple(ports, first, [_among(p, met - done) for p in ports], heads, edges)
         done |= met
-    return Couplings(tuple(edges), h_side, reason)
+    # What is only added to the form, a bias that a map computes, is no feature of a head.
+    met = {n[0] for own in edges for pair in own for n in pair}
+    meeting = [i for i, p in enumerate(ports) if p.axis is not None and p.family in met]
+    nodes = [frozenset(_nodes([ports[i] for i in meeting], [own[i] for i in meeting])) for own in heads]
+    return Couplings(tuple(edges), h_side, reason, tuple(nodes))
 
 
 def _among(port: Port, nodes: set[Node] | frozenset[Node]) -> Tensor:
@@ -251,11 +259,15 @@ def _couple(
                 return "coordinates of one head could not be told apart"
             i, f = mine[0]
             node = (ports[i].family, ports[i].first + f)
-            for j, port in enumerate(ports):
-                for partner in (there[j] & own[j]).nonzero().flatten().tolist():
+            met = [(p, (there[j] & own[j]).nonzero().flatten().tolist()) for j, p in enumerate(ports)]
+            most = max(len(partners) for port, partners in met if port.axis is not None)
+            for port, partners in met:
+                for partner in partners[: 1 if most > MAX_PARTNERS else None]:
                     other = (port.family, port.first + partner)
                     if (other, node) not in found:
-                        found[node, other] = float(sums[j][partner])
+                        found[node, other] = float(sums[ports.index(port)][partner])
+            if most > MAX_PARTNERS:
+                return f"{most} features act as one (a norm or a mixing of coordinates)"
     return ""
 
 
@@ -359,8 +371,8 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
     h_side = set().union(*(f.h_side for f in forms))
     copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
     shared = True
-    for index, own in enumerate(x for f in forms for x in f.heads):
-        nodes = sorted({n for pair in own for n in pair if families.members[n[0]].across})
+    for index, own in enumerate(x for f in forms for x in f.members):
+        nodes = sorted(n for n in own if families.members[n[0]].across)
         sides = tuple(n for n in nodes if n not in h_side), tuple(n for n in nodes if n in h_side)
         if not sides[0] or len(sides[0]) != len(sides[1]) or any(len({f for f, _ in s}) != 1 for s in sides):
             return []
@@ -369,8 +381,8 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
         # Heads share the other side: queries of one key.
         shared = False
         copies = {}
-        for index, own in enumerate(x for f in forms for x in f.heads):
-            nodes = sorted({n for pair in own for n in pair if families.members[n[0]].across})
+        for index, own in enumerate(x for f in forms for x in f.members):
+            nodes = sorted(n for n in own if families.members[n[0]].across)
             key = tuple(n for n in nodes if n in h_side)
             copies.setdefault(key, []).append((index, tuple(n for n in nodes if n not in h_side)))
     blocks = []
@@ -801,7 +813,7 @@ def _key_features(logits: Tensor, ports: Sequence[Port]) -> list[Tensor] | None:
         grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
         counts.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
     keys = [(a > b) for a, b in zip(*counts, strict=True)]
-    queries = [(a < b) for a, b in zip(*counts, strict=True)]
+    queries = [(a > 0) & ~(a > b) for a, b in zip(*counts, strict=True)]
     keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
     return keys if any(bool(k.any()) for k in keys) and any(bool(q.any()) for q in queries) else None
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_geosharp.symmetry.inputs import call
+from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.probe import Call, detached
 
 
@@ -358,6 +358,8 @@ def is_norm(module: nn.Module) -> bool:
 def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
     """Runs the model once with its linear maps cut; the model comes back as it was.
 
+    To differentiate what comes out with respect to parameters that are frozen, do that within :func:`differentiable`.
+
     Raises:
         Exception: what the model raises on this batch.
     """
@@ -368,13 +370,15 @@ def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
             names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
             result.parameters[id(p)] = name
     cutter = _Cutter(result, names, seed)
-    with _differentiable(model), _scoped(model, cutter, result), _no_fast_path(), torch.enable_grad(), cutter:
-        call(model, batch)
+    with differentiable(model), _scoped(model, cutter, result), _no_fast_path(), torch.enable_grad(), cutter:
+        outputs = call(model, batch)
+    # What the model returns is read by whoever called it.
+    result.bypassed |= {norm for t in output_tensors(outputs) if (norm := result.norm_of(t)) is not None}
     return result
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module) -> Iterator[None]:
     """Every parameter takes part in the graph, frozen ones too; evaluation mode."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
     training = {m: m.training for m in model.modules()}
