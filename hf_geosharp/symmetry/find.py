@@ -37,6 +37,7 @@ from hf_geosharp.symmetry.sites import (
 )
 from hf_geosharp.symmetry.trace import Trace, differentiable, trace
 from hf_geosharp.symmetry.units import units
+from hf_geosharp.symmetry.verify import verify
 from hf_geosharp.symmetry.views import View
 
 PRESETS: dict[str, frozenset[str]] = {
@@ -79,6 +80,9 @@ def find_symmetries(
         return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
     with torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts)
+    # A twin knows one module; what else reads its weights shows on the model alone.
+    proved = verify(model, found, [inputs]).map
+    found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
     if digest:
         cache.store(digest, found)
     return found

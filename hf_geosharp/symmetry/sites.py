@@ -212,15 +212,32 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
         missing = any(
             bool((own[i] & ~_among(p, met)).any()) for own in heads for i, p in enumerate(ports) if first[i] is not None
         )
-        if reason or not missing or met <= done:
+        by_itself = any(p.axis is None and p.family in {f for f, _ in met} for p in ports)
+        if reason or not (missing or by_itself) or met <= done:
             break
         reason = _couple(ports, first, [_among(p, met - done) for p in ports], heads, edges)
         done |= met
+    _drop_common(ports, edges, h_side)
     # What is only added to the form, a bias that a map computes, is no feature of a head.
     met = {n[0] for own in edges for pair in own for n in pair}
     meeting = [i for i, p in enumerate(ports) if p.axis is not None and p.family in met]
     nodes = [frozenset(_nodes([ports[i] for i in meeting], [own[i] for i in meeting])) for own in heads]
     return Couplings(tuple(edges), h_side, reason, tuple(nodes))
+
+
+def _drop_common(ports: Sequence[Port], edges: Sequence[Edges], h_side: frozenset[Node]) -> None:
+    """Takes out parameters that act on both sides, a table of rotations say: they are no feature of either."""
+    entries = {p.family for p in ports if p.axis is None}
+    sides: dict[int, set[bool]] = {}
+    for own in edges:
+        for a, b in own:
+            for x, y in ((a, b), (b, a)):
+                if x[0] in entries and y[0] not in entries:
+                    sides.setdefault(x[0], set()).add(y in h_side)
+    common = {family for family, both in sides.items() if len(both) == 2}
+    for own in edges:
+        for pair in [p for p in own if p[0][0] in common or p[1][0] in common]:
+            del own[pair]
 
 
 def _among(port: Port, nodes: set[Node] | frozenset[Node]) -> Tensor:
@@ -260,7 +277,7 @@ def _couple(
             i, f = mine[0]
             node = (ports[i].family, ports[i].first + f)
             met = [(p, (there[j] & own[j]).nonzero().flatten().tolist()) for j, p in enumerate(ports)]
-            most = max(len(partners) for port, partners in met if port.axis is not None)
+            most = max((len(partners) for port, partners in met if port.axis is not None), default=0)
             for port, partners in met:
                 for partner in partners[: 1 if most > MAX_PARTNERS else None]:
                     other = (port.family, port.first + partner)
