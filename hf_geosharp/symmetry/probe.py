@@ -8,7 +8,8 @@ more on the real weights (:mod:`hf_geosharp.symmetry.verify`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,9 @@ HOLDS = 1e-7
 
 OF_CONTROL = 1e-3
 """... and below this share of the negative control's."""
+
+LARGEST = 1 << 28
+"""Parameters of the largest module that is copied in double precision."""
 
 RETRIES = 2
 """On how many modules that are alike a claim is tried before it is given up."""
@@ -43,6 +47,17 @@ class Widened(TorchFunctionMode):
         args = tuple(torch.float64 if any(a is d for d in _NARROW) else a for a in args)
         kwargs = {k: torch.float64 if any(v is d for d in _NARROW) else v for k, v in (kwargs or {}).items()}
         return func(*args, **kwargs)
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    """Constants that code makes on its way are doubles too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)
@@ -118,7 +133,7 @@ class LocalTwin:
     def run(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
         """The module's floating-point outputs with these weights."""
         substitutes = {local: weights[name] for local, name in self._locals.items()}
-        with torch.no_grad(), Widened():
+        with torch.no_grad(), Widened(), _double_by_default():
             outputs = torch.func.functional_call(self._module, substitutes, self._args, dict(self._kwargs))
         return output_tensors(outputs)
 
@@ -200,18 +215,28 @@ class Trials:
 
     def measure(self, symmetry: Symmetry, scope: str) -> tuple[float, float] | None:
         """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
-        while scope and (scope not in self._calls or self._calls[scope].has_modules):
-            # Never called, or called with parts of others: what is around it can be replayed.
-            scope = scope.rpartition(".")[0]
-        if scope not in self._calls:
-            return None
-        try:
-            return self._of(scope).test(symmetry)
-        except (RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError):
-            return None
+        while True:
+            while scope and (scope not in self._calls or self._calls[scope].has_modules):
+                # Never called, or called with parts of others: what is around it can be replayed.
+                scope = scope.rpartition(".")[0]
+            if scope not in self._calls or _size(self._modules[scope]) > LARGEST:
+                return None
+            try:
+                return self._of(scope).test(symmetry)
+            except KeyError:
+                # It moves parameters of more than this module.
+                if not scope:
+                    return None
+                scope = scope.rpartition(".")[0]
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+                return None
 
     def _of(self, scope: str) -> LocalTwin:
         if self._twin is None or self._twin[0] != scope:
             self._twin = None
             self._twin = scope, LocalTwin(self._modules[scope], self._calls[scope], self._names)
         return self._twin[1]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
