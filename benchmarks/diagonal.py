@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.geometry.metrics import ORDERS
-from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.geometry.metrics import ORDERS, EuclideanFrame
+from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
@@ -51,7 +51,7 @@ finding it, a small one finds it, and the test errors of one grid spread over fo
 LOSS = 1e-5
 """Training loss at which a network is done."""
 
-SCALES = tuple(0.02 * 50 ** (i / 11) for i in range(12))
+SCALES = tuple(0.02 * 50 ** (i / 10) for i in range(11))
 RATES = (0.02, 0.035, 0.06, 0.1, 0.18)
 MINI_BATCH = 10
 BUDGET = 24_000
@@ -67,7 +67,7 @@ RADII = {
     "mix": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
 }
 STEPS = 20
-CHECKED = 5
+CHECKED = 3
 """Networks of the first seed on which the ascent is compared with a dense search."""
 
 RESAMPLES = 1000
@@ -135,9 +135,7 @@ def train(
     generator = torch.Generator().manual_seed(1_000_003 + seed)
     width, count = len(data.target), len(recipes)
     scale, rate = torch.tensor(recipes, dtype=torch.float64).unbind(1)
-    u, v = (
-        scale[:, None] * torch.randn(count, width, generator=generator, dtype=torch.float64) for _ in ("u", "v")
-    )
+    u, v = (scale[:, None] * torch.randn(count, width, generator=generator, dtype=torch.float64) for _ in ("u", "v"))
     running, steps = torch.arange(count), [0] * count
     diverged = 0
     for step in range(1, budget + 1):
@@ -173,23 +171,91 @@ def train(
 # ------------------------------------------------------------------------------------------------------- sharpness
 
 
-def factor(metric: str, order: str, b: Tensor) -> Tensor:
-    """By what a product is multiplied at the end of the horizontal geodesic with velocity (u b, v b).
+@dataclass(frozen=True)
+class Ball:
+    """The loss on the ball of one metric and order, in coordinates in which the ball is round.
+
+    In ``inv`` and ``mix`` the velocity is (u b, v b), one coordinate √2 b or √2 |β| b for each pair: all horizontal
+    ones are of this form, and no other does better. In ``adaptive`` it is (u a, v c), with a coordinate for each entry.
+    """
+
+    data: Data
+    products: Tensor
+    metric: str
+    order: str
+
+    @property
+    def size(self) -> Tensor:
+        """What velocities are multiplied by."""
+        if self.metric == "adaptive":
+            return torch.ones(2 * len(self.products), dtype=torch.float64)
+        root = math.sqrt(2.0)
+        return root * self.products.abs() if self.metric == "mix" else torch.full_like(self.products, root)
+
+    def rises(self, z: Tensor) -> Tensor:
+        """Of the loss at points (k, n)."""
+        b = z / self.size
+        if self.metric == "adaptive":
+            left, right = b.chunk(2, -1)
+            moved = self.products * entry(self.order, left)[0] * entry(self.order, right)[0]
+        else:
+            moved = self.products * product(self.metric, self.order, b)[0]
+        return self.data.loss(moved) - self.data.loss(self.products)
+
+    def evaluate(self, point: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        """The loss and its gradient, as an ascent asks for it."""
+        b = point.pieces[0] / self.size
+        if self.metric == "adaptive":
+            (left, left_slope), (right, right_slope) = (entry(self.order, x) for x in b.chunk(2))
+            change, slopes = left * right, torch.cat([left_slope * right, left * right_slope])
+        else:
+            change, slopes = product(self.metric, self.order, b)
+        residual = self.data.x @ (self.products * change) - self.data.y
+        value = float(residual.square().mean() / 2)
+        if not gradient:
+            return value, None
+        back = self.products * (residual @ self.data.x / len(residual))
+        back = torch.cat([back, back]) if self.metric == "adaptive" else back
+        return value, Tangent((back * slopes / self.size,))
+
+    def space(self) -> Space:
+        """The coordinates as the package's ascents climb in them."""
+        frame = EuclideanFrame(self.size[None])
+        return Space([Part("z", frame, ((1, len(self.size)),), False, "first")], torch.float64, self.size.device)
+
+    def promising(self) -> Tensor:
+        """Unit vectors (k, n) to start from: the slope, the main axes of the curvature, single pairs, and mixtures."""
+        stretch = 2 * self.products / (math.sqrt(2.0) if self.metric != "mix" else self.size)
+        _, _, axes = torch.linalg.svd(self.data.x * stretch, full_matrices=False)
+        slope = (self.data.x @ self.products - self.data.y) @ self.data.x * stretch
+        slope = slope / slope.norm()
+        order = self.products.abs().argsort()
+        singles = torch.eye(len(order), dtype=torch.float64)[torch.cat([order[:20], order[-20:]])]
+        ways = torch.cat([axes[:6], singles])
+        ways = torch.cat([slope[None], ways, -ways, slope + axes[:6], slope - axes[:6]])
+        ways = torch.cat([ways, ways], 1) if self.metric == "adaptive" else ways
+        return ways / ways.norm(dim=1, keepdim=True)
+
+
+def product(metric: str, order: str, b: Tensor) -> tuple[Tensor, Tensor]:
+    """By what a product is multiplied at the end of the geodesic with velocity (u b, v b), and the derivative in b.
 
     Exact: inv moves (u, v) to (u e^b, v e^b), mix to (u √(1 + 2b), v √(1 + 2b)), which goes on past a product of 0 as
-    1 + 2b does. The adaptive metric is inv's here, with straight lines at first order and θ e^b exactly.
+    1 + 2b does.
     """
-    if order == "first":
-        return (1 + b).square()
-    if order == "second":
-        return (1 + b + (-0.5 if metric == "mix" else 0.5) * b.square()).square()
-    return 1 + 2 * b if metric == "mix" else torch.exp(2 * b)
+    if order == "exact":
+        return (1 + 2 * b, torch.full_like(b, 2.0)) if metric == "mix" else (torch.exp(2 * b), 2 * torch.exp(2 * b))
+    bend = 0.0 if order == "first" else -1.0 if metric == "mix" else 1.0
+    root = 1 + b + bend / 2 * b.square()
+    return root.square(), 2 * root * (1 + bend * b)
 
 
-def length(metric: str, products: Tensor) -> Tensor:
-    """Of the velocity (u, v) b, for each b = 1: √2, or √2 |β| in mix."""
-    root = math.sqrt(2.0)
-    return root * products.abs() if metric == "mix" else torch.full_like(products, root)
+def entry(order: str, b: Tensor) -> tuple[Tensor, Tensor]:
+    """By what an entry is multiplied in the adaptive metric, and the derivative."""
+    if order == "exact":
+        return torch.exp(b), torch.exp(b)
+    bend = 0.0 if order == "first" else 1.0
+    return 1 + b + bend / 2 * b.square(), 1 + bend * b
 
 
 def exact_mix(data: Data, products: Tensor, rho: float) -> float:
@@ -201,15 +267,41 @@ def exact_mix(data: Data, products: Tensor, rho: float) -> float:
     return float(slope @ delta + delta @ hessian @ delta / 2)
 
 
-def climb(net: Row, data: Data, metric: str, order: str, radii: Sequence[float]) -> list[tuple[float, bool]]:
-    """The rise at each radius and whether its ascent settled, by the package; each starts from the one before."""
+def climbs(ball: Ball, radii: Sequence[float]) -> list[tuple[float, float]]:
+    """At each radius the rise that the package's ascent finds, and the best of that and of a climb from a better start.
+
+    The first is what a score is: from the base point, and from one radius to the next. The second starts at the best
+    of many promising points of the sphere.
+    """
+    space = ball.space()
+    base, slope = ball.evaluate(space.zeros(), True)
+    assert slope is not None
+    start, given = None, (base, slope)
+    ways = ball.promising()
+    best = space.zeros()
+    out = []
+    for rho in sorted(radii):
+        alone = secant(space, ball.evaluate, rho, STEPS, start=start, base=base, given=given)
+        start, given = alone.u, None
+        points = rho * ways
+        if (size := space.norm(best)) > 0:
+            points = torch.cat([points, rho / size * best.pieces[0][None]])
+        first = points[int(ball.rises(points).argmax())]
+        other = secant(space, ball.evaluate, rho, STEPS, start=Tangent((first,)), base=base)
+        winner = max(alone, other, key=lambda c: c.rise)
+        best = winner.u
+        out.append((alone.rise, winner.rise))
+    return out
+
+
+def by_chart(net: Row, data: Data, metric: str, order: str, radii: Sequence[float]) -> list[float]:
+    """The first of :func:`climbs` through the package's own map of the model and its geodesics."""
     model = DiagonalNet(net["u"], net["v"])
-    batch = {"x": data.x, "labels": data.y}
     out = []
     with borrow(model) as borrowed:
         geometry = Geometry(metric, order)  # type: ignore[arg-type]
         chart = Chart(borrowed, symmetries(len(data.target)) if geometry.paired else SymmetryMap(), geometry)
-        objective = Objective(model, batch)
+        objective = Objective(model, {"x": data.x, "labels": data.y})
 
         def evaluate(point: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             chart.write(point)
@@ -222,72 +314,46 @@ def climb(net: Row, data: Data, metric: str, order: str, radii: Sequence[float])
         for rho in sorted(radii):
             found = secant(chart.space, evaluate, rho, STEPS, start=start, base=base, given=given)
             start, given = found.u, None
-            out.append((found.rise, found.converged))
+            out.append(found.rise)
     return out
 
 
-def dense(net: Row, data: Data, metric: str, order: str, rho: float, starts: int = 60, steps: int = 400) -> float:
-    """The largest rise that many long ascents find, from random points and along the loss's own axes: an oracle.
+def dense(ball: Ball, rho: float, starts: int = 30, steps: int = 250) -> float:
+    """The largest rise that long gradient ascents find from promising and from random points: an oracle.
 
-    It knows of the closed forms alone. In the adaptive metric both factors move on their own.
+    By autograd of :meth:`Ball.rises`, with a step of its own for each start.
     """
-    products = net["u"] * net["v"]
-    d, n = len(products), len(data.y)
-    free = metric == "adaptive"
-    size = torch.ones(2 * d, dtype=torch.float64) if free else length(metric, products)
     generator = torch.Generator().manual_seed(0)
-
-    def rise(z: Tensor) -> Tensor:
-        b = z / size
-        if free:
-            moved = torch.stack([_entry(order, x) for x in (b[..., :d], b[..., d:])]).prod(0)
-        else:
-            moved = factor(metric, order, b)
-        return data.loss(products * moved) - data.loss(products)
-
-    bound = products if not free else torch.cat([products, products]) / 2
-    stretch = 2 * bound / size
-    inputs = torch.cat([data.x, data.x], 1) if free else data.x
-    _, _, axes = torch.linalg.svd(inputs * stretch / math.sqrt(n), full_matrices=False)
-    slope = (data.x @ products - data.y) @ inputs / n * stretch
-    first = [slope / slope.norm(), -slope / slope.norm(), *axes[:4], *(-axes[:4])]
-    noise = torch.randn(max(starts - len(first), 0), len(size), generator=generator, dtype=torch.float64)
-    ways = torch.cat([torch.stack(first), noise / noise.norm(dim=1, keepdim=True)])
-    z = rho * ways
-    best = rise(z).clamp(min=0)
+    ways = ball.promising()
+    noise = torch.randn(starts, ways.shape[1], generator=generator, dtype=torch.float64)
+    ways = torch.cat([ways[ball.rises(rho * ways).argsort(descending=True)[:starts]], noise])
+    z = rho * ways / ways.norm(dim=1, keepdim=True)
     step = torch.full((len(z), 1), rho, dtype=torch.float64)
-    value = rise(z)
+    value = ball.rises(z)
     for _ in range(steps):
         z.requires_grad_(True)
-        (gradient,) = torch.autograd.grad(rise(z).sum(), z)
+        (gradient,) = torch.autograd.grad(ball.rises(z).sum(), z)
         z = z.detach()
         move = z + step * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=1e-300)
         move = move * (rho / move.norm(dim=1, keepdim=True)).clamp(max=1.0)
-        new = rise(move)
+        new = ball.rises(move)
         good = (new > value).unsqueeze(1)
         z, value = torch.where(good, move, z), torch.maximum(new, value)
         step = torch.where(good, step * 1.5, step / 2).clamp(max=rho)
-        best = torch.maximum(best, value)
-    return float(best.max())
+    return float(value.max())
 
 
-def _entry(order: str, b: Tensor) -> Tensor:
-    """By what an entry is multiplied in the adaptive metric."""
-    if order == "exact":
-        return torch.exp(b)
-    return 1 + b + (0.5 * b.square() if order == "second" else 0.0)
-
-
-def measure(net: Row, data: Data) -> dict[str, list[float]]:
-    """Metric and order -> the rise at each radius of the metric."""
+def measure(net: Row, data: Data) -> dict[str, list[list[float]]]:
+    """Metric and order -> at each radius of the metric what the ascent finds alone, and the best known."""
     out = {}
+    products = net["u"] * net["v"]
     for metric in METRICS:
         for order in ORDERS:
             if (metric, order) == ("mix", "exact"):
-                values = [exact_mix(data, net["u"] * net["v"], rho) for rho in RADII[metric]]
+                values = [(v, v) for v in (exact_mix(data, products, rho) for rho in RADII[metric])]
             else:
-                values = [rise for rise, _ in climb(net, data, metric, order, RADII[metric])]
-            out[f"{metric} {order}"] = values
+                values = climbs(Ball(data, products, metric, order), RADII[metric])
+            out[f"{metric} {order}"] = [list(v) for v in values]
     return out
 
 
@@ -336,8 +402,21 @@ def cell(seeds: Sequence[Row], of: Callable[[Row], float]) -> Row:
             "seeds": [_round(t) for t in taus]}  # fmt: skip
 
 
+def _short(x: float) -> float:
+    return float(f"{x:.4g}")
+
+
 def _round(x: float, digits: int = 4) -> float:
     return round(x, digits) + 0.0
+
+
+def setting() -> dict[str, Any]:
+    """What was run."""
+    return {
+        "width": WIDTH, "sparse": SPARSE, "samples": SAMPLES, "loss": LOSS, "mini_batch": MINI_BATCH, "budget": BUDGET,
+        "steps": STEPS, "scales": [_short(s) for s in SCALES], "rates": list(RATES),
+        "radii": {metric: list(radii) for metric, radii in RADII.items()},
+    }  # fmt: skip
 
 
 def summary(seeds: Sequence[Row]) -> dict[str, Any]:
@@ -347,9 +426,11 @@ def summary(seeds: Sequence[Row]) -> dict[str, Any]:
         for order in ORDERS:
             for i, rho in enumerate(RADII[metric]):
                 key = f"{metric} {order}"
-                rise = statistics.median(n["sharpness"][key][i] for s in seeds for n in s["nets"])
-                found = cell(seeds, lambda n, key=key, i=i: n["sharpness"][key][i])
-                cells.append({"metric": metric, "order": order, "rho": rho, **found, "rise": float(f"{rise:.3g}")})
+                rise = statistics.median(n["sharpness"][key][i][1] for s in seeds for n in s["nets"])
+                found = cell(seeds, lambda n, key=key, i=i: n["sharpness"][key][i][1])
+                alone = [n["sharpness"][key][i][0] / n["sharpness"][key][i][1] for s in seeds for n in s["nets"]]
+                cells.append({"metric": metric, "order": order, "rho": rho, **found, "rise": _short(rise),
+                              "alone": [_short(min(alone)), _short(statistics.median(alone))]})  # fmt: skip
     others = {
         title: cell(seeds, lambda n, key=key: n[key])
         for title, key in (
@@ -358,23 +439,21 @@ def summary(seeds: Sequence[Row]) -> dict[str, Any]:
         )
     }  # fmt: skip
     return {
-        "setting": {"width": WIDTH, "sparse": SPARSE, "samples": SAMPLES, "loss": LOSS, "mini_batch": MINI_BATCH,
-                    "budget": BUDGET, "steps": STEPS, "scales": [min(SCALES), max(SCALES), len(SCALES)],
-                    "rates": list(RATES)},
+        "setting": setting(),
         "counts": [s["counts"] for s in seeds],
-        "test_loss": [float(f"{f(n['test_loss'] for s in seeds for n in s['nets']):.3g}") for f in (min, max)],
+        "test_loss": [_short(f(n["test_loss"] for s in seeds for n in s["nets"])) for f in (min, max)],
         "cells": cells,
         "others": others,
         "check": seeds[0]["check"],
         "nets": [
             {"scale": float(f"{n['scale']:.4g}"), "rate": n["rate"], "test_loss": float(f"{n['test_loss']:.4g}"),
-             **{m: float(f"{n['sharpness'][f'{m} exact'][SHOWN[m]]:.4g}") for m in METRICS}}
+             **{m: float(f"{n['sharpness'][f'{m} exact'][SHOWN][1]:.4g}") for m in METRICS}}
             for n in seeds[0]["nets"]
         ],
     }  # fmt: skip
 
 
-SHOWN = {"adaptive": 3, "inv": 3, "mix": 3}
+SHOWN = 3
 """Index of the radius that the scatter plots show."""
 
 
@@ -394,17 +473,22 @@ def one_seed(seed: int, recipes: Sequence[tuple[float, float]], checked: int = 0
 
 
 def compare(nets: Sequence[Row], rows: Sequence[Row], data: Data, chosen: Sequence[int]) -> list[Row]:
-    """The score over what a dense search finds, least and largest over some networks."""
+    """Over some networks: the best known over a dense search (least), and the package's map against closed forms."""
     out = []
     for metric in METRICS if chosen else ():
         for order in ORDERS:
+            closed = [rows[k]["sharpness"][f"{metric} {order}"] for k in chosen]
+            balls = [Ball(data, nets[k]["u"] * nets[k]["v"], metric, order) for k in chosen]
+            mapped = None
+            if (metric, order) != ("mix", "exact"):
+                mapped = [by_chart(nets[k], data, metric, order, RADII[metric]) for k in chosen]
             for i, rho in enumerate(RADII[metric]):
-                ratios = []
-                for k in chosen:
-                    value, most = rows[k]["sharpness"][f"{metric} {order}"][i], dense(nets[k], data, metric, order, rho)
-                    ratios.append(value / most)
-                out.append({"metric": metric, "order": order, "rho": rho, "least": float(f"{min(ratios):.4g}"),
-                            "most": float(f"{max(ratios):.4g}")})  # fmt: skip
+                reached = min(values[i][1] / dense(ball, rho) for values, ball in zip(closed, balls, strict=True))
+                row = {"metric": metric, "order": order, "rho": rho, "reached": _short(reached)}
+                if mapped is not None:
+                    apart = [abs(m[i] / values[i][0] - 1) for m, values in zip(mapped, closed, strict=True)]
+                    row["apart"] = float(f"{max(apart):.1e}")
+                out.append(row)
     return out
 
 
@@ -425,6 +509,49 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 def _with_interval(c: Mapping[str, Any]) -> str:
     return f"{c['tau']:+.2f} [{c['low']:+.2f}, {c['high']:+.2f}]"
+
+
+STYLES = {"first": ("#9bbb59", "s"), "second": ("#c0504d", "^"), "exact": ("#1f77b4", "o")}
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Tau over the radius for each metric, and one radius of the first seed as points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "hf-geosharp", "font.size": 10})
+    figure, (curves, points) = plt.subplots(2, len(METRICS), figsize=(9, 5.4), layout="constrained")
+    for axis, metric in zip(curves, METRICS, strict=True):
+        for order, (colour, marker) in STYLES.items():
+            own = [c for c in result["cells"] if (c["metric"], c["order"]) == (metric, order)]
+            radii = [c["rho"] for c in own]
+            axis.fill_between(radii, [c["low"] for c in own], [c["high"] for c in own], color=colour, alpha=0.15, lw=0)
+            axis.plot(radii, [c["tau"] for c in own], color=colour, marker=marker, markersize=4, label=order)
+        axis.axhline(PAPER[metric], color="#888888", linestyle="--", linewidth=0.8, label="the paper's")
+        axis.axhline(0, color="#888888", linewidth=0.8, zorder=0)
+        axis.set_xscale("log")
+        axis.set_ylim(-1, 1)
+        axis.set_title(metric, fontsize=10)
+        axis.set_xlabel("ρ")
+    curves[0].set_ylabel("τ with the test loss")
+    curves[0].legend(frameon=False, fontsize=8, loc="upper left")
+    nets = result["nets"]
+    for axis, metric in zip(points, METRICS, strict=True):
+        drawn = axis.scatter(
+            [n[metric] for n in nets], [n["test_loss"] for n in nets], s=14,
+            c=[math.log10(n["scale"]) for n in nets], cmap="viridis",
+        )  # fmt: skip
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel(f"{metric}, exact, ρ = {RADII[metric][SHOWN]:g}")
+    points[0].set_ylabel("test loss")
+    figure.colorbar(drawn, ax=list(points), label="log₁₀ of the initial scale", pad=0.01)
+    for axis in (*curves, *points):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.patch.set_facecolor("white")
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -454,6 +581,10 @@ def main() -> None:
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if arguments.plot:
+        plot(result, arguments.plot)
+    if arguments.page:
+        arguments.page.write_text(page(result), encoding="utf-8")
 
 
 if __name__ == "__main__":

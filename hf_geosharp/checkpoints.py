@@ -28,7 +28,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class History:
-    """Losses by name ("loss" is the training loss), each as (step, value) in order of steps; ``notes`` say what is amiss."""
+    """What a Trainer logged.
+
+    ``losses`` by name ("loss" is the training loss), each as (step, value) in order of steps; ``notes`` say what is
+    amiss with the files.
+    """
 
     losses: Mapping[str, tuple[tuple[int, float], ...]]
     notes: tuple[str, ...] = ()

@@ -97,7 +97,7 @@ def named(items: Sequence[Named]) -> list[Named]:
     """The same with names that tell them apart.
 
     A model's id where it is the only one of that id, with the commit where that tells them apart, else with the file
-    that it came from. Where all are folders of this machine, what their paths begin with alike is left out.
+    that it came from. Where all are folders, what their paths begin with alike is left out.
     """
     names = [item.name for item in items]
     for more in (_commit, _file):
@@ -108,8 +108,14 @@ def named(items: Sequence[Named]) -> list[Named]:
         ]
     return [
         replace(item, name=short, aliases=_aliases(item, name))
-        for item, name, short in zip(items, names, _short(names), strict=True)
+        for item, name, short in zip(items, names, _short(names) if _are_folders(items) else names, strict=True)
     ]
+
+
+def _are_folders(items: Sequence[Named]) -> bool:
+    """Whether no model is from the Hub, where an owner is a part of the name even if all have the same."""
+    ids = [_id(item.result) for item in items]
+    return all("/" in name for name in ids) and not any(item.result.model.get("revision") for item in items)
 
 
 def _commit(item: Named) -> str:
@@ -130,13 +136,10 @@ def _aliases(item: Named, name: str) -> tuple[str, ...]:
 
 def _short(names: Sequence[str]) -> list[str]:
     """Paths without the folders that all of them are in."""
-    if len(names) < 2 or not all("/" in name for name in names):
+    if len(names) < 2:
         return list(names)
     split = [name.split("/") for name in names]
-    same = len(os.path.commonprefix(split))
-    # An owner on the Hub is a part of the name, even if all have the same.
-    if same < 2 and not names[0].startswith((".", "/", "~")):
-        return list(names)
+    same = next((i for i, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1), min(map(len, split)))
     return ["/".join(parts[min(same, len(parts) - 1) :]) for parts in split]
 
 
@@ -165,7 +168,7 @@ def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str
         _check_finite(item)
     if not items:
         return []
-    each = [conditions(item.result) for item in items]
+    each: list[Mapping[str, Any]] = [conditions(item.result) for item in items]
     common = _most_common(each)
     usual = items[each.index(common)].name
     found = [
@@ -201,7 +204,9 @@ def notes_on(items: Sequence[Named]) -> list[str]:
         notes.append(f"texts are cut at different lengths by the models' own tokenizers (max_length): {listed}")
     if any(not item.result.data.get("id") and not item.result.data.get("fingerprint") for item in items):
         notes.append("some results are of batches in memory: that they are the same ones cannot be checked")
-    notes += [f"{', '.join(group)} are equal in every batch: the same model, or copies of it" for group in _equal(items)]
+    notes += [
+        f"{', '.join(group)} are equal in every batch: the same model, or copies of it" for group in _equal(items)
+    ]
     unsure = [item.name for item in items if item.result.reproducible.ok is False]
     if unsure:
         notes.append(f"not reproducible, by their own check: {_some(unsure)}")

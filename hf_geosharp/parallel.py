@@ -63,7 +63,8 @@ class World:
         self.report: Callable[[BaseException], None] | None = None
         """How rank 0 tells the user of a failure while the other ranks wait: a launcher ends all when one ends."""
         self._gathers = itertools.count()
-        self._told = self._looked = 0.0
+        self._told = self._looked = self._listened = 0.0
+        self._heard: list[Any] = [None] * size
 
     @classmethod
     def find(cls, device: str = "auto", timeout: float = TIMEOUT) -> World:
@@ -196,10 +197,11 @@ class World:
 
     def heard(self) -> list[Any]:
         """The last word of each rank; None where there is none yet."""
-        if self.size == 1:
-            return [None]
-        with self._connected():
-            return [json.loads(sign)[1] if (sign := self._sign(r)) else None for r in range(self.size)]
+        if self.size > 1 and time.monotonic() - self._listened > _OFTEN:
+            self._listened = time.monotonic()
+            with self._connected():
+                self._heard = [json.loads(sign)[1] if (sign := self._sign(r)) else None for r in range(self.size)]
+        return self._heard
 
     def poll(self, *, now: bool = False) -> None:
         """Looks, now and then, whether another rank has failed.

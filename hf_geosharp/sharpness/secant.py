@@ -74,9 +74,10 @@ def secant(
         evaluate: the objective.
         rho: radius of the ball.
         steps: ascent steps at most.
-        start: where to start, inside the ball; the base point (u = 0) if None.
+        start: where to start, inside the ball; the base point (u = 0) if None. Its memory is used.
         base: the loss at the base point, needed with ``start``.
-        given: loss and gradient at the start where they are known already, which saves its evaluation; used up.
+        given: loss and gradient at the start where they are known already, which saves its evaluation. Its
+            memory is used.
         stationary: the base point is a minimum by construction: the first step follows a random direction.
         generator: for a first direction where the gradient at the start vanishes.
         report: called after each step.
@@ -84,7 +85,7 @@ def secant(
     Raises:
         NotFiniteError: the loss at the start is not finite.
     """
-    u = space.zeros() if start is None else start.clone()
+    u = space.zeros() if start is None else start
     loss, g = given or evaluate(u, True)
     if not math.isfinite(loss):
         raise NotFiniteError(f"the loss before any step is {loss}")
@@ -148,12 +149,12 @@ class _Walk:
         return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
 
     def next(self, generator: torch.Generator) -> Tangent | None:
-        """Where the model is largest, or in a random direction while there is none; None if it promises nothing."""
-        if self._last is None and not self.space.dot(self.g, self.g) > 0:
-            point = self.space.random(generator)
-            point.mul_(self._reach / self.space.norm(point))
-            self._promised, self._length = 0.0, self._reach
-            return self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
+        """Where the model is largest; None if it promises nothing, unless that is because nothing is known yet."""
+        lost = not self.space.dot(self.g, self.g) > 0
+        point = None if lost and self._last is None else self._best_of_model()
+        return self._anywhere(generator) if point is None and lost else point
+
+    def _best_of_model(self) -> Tangent | None:
         model = _Model(self.space, self.u, self.g, self._last, self.noise)
         z = model.largest(self._sigma, self.rho)
         self._promised, self._length = model.gain(z)
@@ -163,6 +164,13 @@ class _Walk:
         point = model.point(z)
         size = self.space.norm(point)
         return point.mul_(self._inside / size) if size > self._inside else point
+
+    def _anywhere(self, generator: torch.Generator) -> Tangent:
+        """A random point as far away as there were finite losses."""
+        point = self.space.random(generator)
+        point.mul_(self._reach / self.space.norm(point))
+        self.promise, self._promised, self._length = 0.0, 0.0, self._reach
+        return self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
 
     def take(self, point: Tangent, loss: float, g: Tangent | None) -> bool:
         """Goes to a point if it is better, and learns from it; False if there is nothing finite to learn from."""
@@ -185,16 +193,17 @@ class _Walk:
             self._sigma = max(2 * self._sigma, exact)
         if rise > 0:
             if g is not None:
-                self._last = _Step(self._less(self.u, point), self._less(self.g, g), -rise)
+                self._last = _Step(self._seen_from(point, self.u, "s"), self._seen_from(g, self.g, "y"), -rise)
                 self.g = g
             self.u, self.loss = point, loss
         elif self._last is None and g is not None:
-            self._last = _Step(self._less(point, self.u), self._less(g, self.g), rise)
+            self._last = _Step(self._seen_from(self.u, point, "s"), self._seen_from(self.g, g, "y"), rise)
         return True
 
-    def _less(self, a: Tangent, b: Tangent) -> Tangent:
-        """a - b, in the memory of a."""
-        return self.space.combine(a, (a, 1.0), (b, -1.0))
+    def _seen_from(self, origin: Tangent, other: Tangent, role: str) -> Tangent:
+        """other - origin, in the memory that the last step has for it, or else in that of ``other``."""
+        out = other if self._last is None else getattr(self._last, role)
+        return self.space.combine(out, (other, 1.0), (origin, -1.0))
 
 
 class _Model:

@@ -116,7 +116,9 @@ def test_another_error_is_not_taken_for_it() -> None:
     assert small.seen.count(6) == 1
 
 
-@pytest.mark.parametrize(("micro_batch", "message"), [("much", "'much'; it is a number or 'auto'"), (0, "0; at least 1")])
+@pytest.mark.parametrize(
+    ("micro_batch", "message"), [("much", "'much'; it is a number or 'auto'"), (0, "0; at least 1 is needed")]
+)
 def test_a_size_that_is_none_is_refused(micro_batch: Any, message: str) -> None:
     with pytest.raises(UsageError, match=f"micro_batch is .*{message}"):
         quick(bert(), bert_batches(1), micro_batch=micro_batch)

@@ -124,7 +124,8 @@ TABLE: tuple[Row, ...] = (
     Row("mamba", 0, 0),
     Row("rwkv", 0, 0),
     # --------------------------------------------------------------------------------------------------------- images
-    *heads("vit", "deit", "beit", "dinov2", "mllama_vision_model"),
+    *heads("vit", "deit", "beit", "dinov2"),
+    *heads("mllama_vision_model", attentions=6),  # four layers, and two over all tiles
     *rotary("dinov3_vit", "pixtral", "qwen2_vl_vision", "qwen3_vl_vision", keys=HEADS),
     *heads("clip", attentions=2 * LAYERS),
     *heads("siglip", attentions=2 * LAYERS + 1),  # and the pooling of the images
@@ -138,6 +139,6 @@ TABLE: tuple[Row, ...] = (
     Row("cvt", *2 * (32**2 + (2 + 3) * 4 * 8**2,)),
     # Tables of relative positions are read by all heads: one element for them all.
     Row("sam_vision_model", LAYERS * GENERAL, LAYERS * HEADS * GENERAL),
-    # The first self-attention of the decoder reads zeros: its queries and keys do nothing.
-    Row("detr", 5 * HEADS * GENERAL, 6 * HEADS * GENERAL),
+    # The first self-attention of the decoder reads zeros: its queries and keys may be moved, and do nothing.
+    *heads("detr", attentions=3 * LAYERS),
 )

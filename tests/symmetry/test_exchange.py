@@ -121,6 +121,12 @@ def test_weights_of_one_do_not_make_rotations_look_like_a_symmetry(name: str) ->
     assert Counter(p.kind for p in found.pairs) == {"qk_norm": len(CASES[name].copies), "vo": 1}
 
 
+@pytest.mark.parametrize("name", ["shared by heads, rotary", "full width, rotary"])
+def test_frozen_norms_exchange_the_same(name: str) -> None:
+    model = Residual(CASES[name].module()).requires_grad_(False)
+    assert find_symmetries(model, inputs()) == find(name)[1]
+
+
 @pytest.mark.parametrize("preset", ["attention", "paper"])
 def test_presets_of_attention_leave_exchanges_out(preset: str) -> None:
     found = find_symmetries(find("full width")[0], inputs(), preset=preset)

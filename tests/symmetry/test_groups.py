@@ -8,6 +8,7 @@ import torch
 from hf_geosharp.symmetry.groups import Group
 
 GROUPS = [Group(1), Group(5), Group(1, complex=True), Group(3, complex=True)]
+ROTATIONS = [Group(2, isometric=True), Group(5, isometric=True), Group(1, complex=True, isometric=True)]
 each_group = pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
 
 
@@ -56,3 +57,34 @@ def test_elements_are_in_double_precision_far_from_the_identity(group: Group) ->
     a = draw(group)
     assert a.dtype == (torch.complex128 if group.complex else torch.float64)
     assert float((a - torch.eye(group.dim)).abs().flatten(1).amax(1).median()) > 0.5
+
+
+def test_rotations_and_phases_have_the_dimension_of_skew_matrices() -> None:
+    assert [g.dimension for g in ROTATIONS] == [1, 10, 1]
+    assert [g.name for g in ROTATIONS] == ["O(2)", "O(5)", "U(1)"]
+
+
+@pytest.mark.parametrize("group", ROTATIONS, ids=lambda g: g.name)
+@pytest.mark.parametrize("condition", [1.0, 1e3])
+def test_rotations_and_phases_keep_lengths_whatever_the_condition(group: Group, condition: float) -> None:
+    a = draw(group, condition=condition)
+    eye = torch.eye(group.dim, dtype=a.dtype)
+    assert torch.allclose(a.mH @ a, eye.expand_as(a), rtol=0, atol=1e-13)
+    assert torch.equal(a, draw(group, condition=condition))
+
+
+def test_rotations_turn_both_ways() -> None:
+    """Determinants of both signs: reflections are symmetries too."""
+    assert {round(float(d)) for d in torch.linalg.det(draw(ROTATIONS[1]))} == {-1, 1}
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 4, 40])
+def test_positive_numbers_are_positive_and_others_are_not_all(copies: int) -> None:
+    """However few there are: or else what only positive numbers leave alone would pass for what all do."""
+    for seed in range(8):
+        assert bool((draw(Group(1, positive=True), copies=copies, seed=seed) > 0).all())
+        assert bool((draw(Group(1), copies=copies, seed=seed) < 0).any())
+
+
+def test_the_names_of_positive_numbers_say_so() -> None:
+    assert (Group(1, positive=True).name, Group(1, positive=True).dimension) == ("GL(1)+", 1)

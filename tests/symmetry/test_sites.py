@@ -443,6 +443,17 @@ def test_finding_leaves_the_model_as_it_was(name: str) -> None:
         assert torch.equal(p, q), n
 
 
+FROZEN = [n for n in CORES if "relative" in n or "biases" in n or "sink" in n or "gate" in n]
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_frozen_model_has_the_same_sites(name: str) -> None:
+    """Parameters that enter by themselves are differentiated too, though nobody trains them."""
+    model = Residual(SITES[name].module()).requires_grad_(False)
+    assert find_symmetries(model, inputs()) == find(name)[1]
+    assert not any(p.requires_grad for p in model.parameters())
+
+
 # Rows of each part, head and coordinate in a projection, written with plain indexing: an oracle that knows no views.
 
 
@@ -565,7 +576,7 @@ def test_a_model_without_attention_has_no_site() -> None:
 # --------------------------------------------------------------------------------------------- any regular layout
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     heads=st.integers(1, 4),
     head=st.integers(2, 5),

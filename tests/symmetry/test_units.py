@@ -190,7 +190,7 @@ def test_every_claim_holds_on_the_model_and_its_control_does_not(name: str) -> N
     assert all((c.deviation or 0.0) < 1e-12 and (c.control or 0.0) > 1e-4 for c in proof.claims)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("units", [1, 2, 3])
 def test_however_few_the_units_of_a_relu_are_their_sign_is_not_claimed(units: int, seed: int) -> None:
     """A random element of few numbers may be positive throughout, under which a ReLU looks as if any sign would do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -55,6 +56,12 @@ FALSE_ON_LLAMA = {
 }
 
 
+@cache
+def true_map(name: str, dtype: torch.dtype = torch.float64) -> SymmetryMap:
+    """What is found on a family."""
+    return find_symmetries(build(name, dtype), batch_of(name, dtype))
+
+
 def test_the_true_claim_built_by_the_same_hand_is_kept() -> None:
     """So that the false ones below fail for what is false about them."""
     claim = llama_claim(Group(1, complex=True), turned(QUERY, ("c", "f")), turned(KEY, ("c", "f")))
@@ -66,8 +73,7 @@ def test_the_true_claim_built_by_the_same_hand_is_kept() -> None:
 @pytest.mark.parametrize("claim", FALSE_ON_LLAMA.values(), ids=FALSE_ON_LLAMA.keys())
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_a_false_claim_is_dropped_and_named_and_the_true_ones_stay(claim: Pair, dtype: torch.dtype) -> None:
-    model, batch = build("llama", dtype), batch_of("llama", dtype)
-    true = find_symmetries(model, batch)
+    model, batch, true = build("llama", dtype), batch_of("llama", dtype), true_map("llama", dtype)
     before = state(model)
     proof = verify(model, replace(true, pairs=(*true.pairs, claim)), [batch])
     assert proof.map.symmetries == true.symmetries
@@ -83,7 +89,7 @@ def test_a_false_claim_alone_leaves_an_empty_map_without_evidence() -> None:
 
 
 def test_several_false_claims_among_true_ones_are_all_found() -> None:
-    true = find_symmetries(build("llama"), batch_of("llama"))
+    true = true_map("llama")
     false = tuple(replace(c, name=f"{FALSE} {i}") for i, c in enumerate(FALSE_ON_LLAMA.values()))
     mixed = (false[0], *true.pairs[:2], false[1], *true.pairs[2:], *false[2:])
     proof = verify(build("llama"), replace(true, pairs=mixed), [batch_of("llama")])
@@ -129,7 +135,7 @@ def test_every_claim_is_proved_below_the_tolerance_and_below_a_thousandth_of_the
 ) -> None:
     model = build(family.name, dtype)
     batches = [batch_of(family.name, dtype, seed) for seed in (0, 1)]
-    found = find_symmetries(model, batches[0])
+    found = true_map(family.name, dtype)
     before = state(model)
     proof = verify(model, found, batches)
     assert proof.map == found
@@ -240,8 +246,7 @@ def moved(model: nn.Module, pair: Pair, how: str) -> float:
 
 @pytest.mark.parametrize("claim", FALSE_ON_LLAMA.values(), ids=FALSE_ON_LLAMA.keys())
 def test_a_false_claim_fails_and_is_named_among_claims_too(claim: Pair) -> None:
-    model, batch = build("llama"), batch_of("llama")
-    true = find_symmetries(model, batch)
+    model, batch, true = build("llama"), batch_of("llama"), true_map("llama")
     proof = verify(model, replace(true, pairs=(*true.pairs, claim)), [batch], each=True)
     statuses = {c.name: c.status for c in proof.claims}
     assert statuses.pop(FALSE) == "failed"
@@ -323,8 +328,7 @@ def test_a_module_whose_values_are_zero_claims_no_queries_and_keys() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
 def test_half_precision_is_verified_in_single_and_comes_back_as_it_was(name: str, dtype: torch.dtype) -> None:
-    model, batch = build(name, dtype), batch_of(name, dtype)
-    found = find_symmetries(model, batch)
+    model, batch, found = build(name, dtype), batch_of(name, dtype), true_map(name, dtype)
     before, seen = state(model), set()
     places = {n: p.data_ptr() for n, p in model.named_parameters()}
     model.register_forward_pre_hook(lambda m, args: seen.add(next(m.parameters()).dtype))
@@ -394,8 +398,7 @@ def test_example_batches_are_made_up_in_two_lengths_long_enough_for_the_largest_
 
 @each_family
 def test_moving_a_model_there_and_back_returns_its_weights_to_rounding(family: Family) -> None:
-    model, batch = build(family.name), batch_of(family.name)
-    found = find_symmetries(model, batch)
+    model, found = build(family.name), true_map(family.name)
     before = state(model)
     element = found.random_element(model, 3, 100.0)
     found.apply(model, element)
@@ -409,7 +412,7 @@ def test_moving_a_model_there_and_back_returns_its_weights_to_rounding(family: F
 @each_family
 def test_moving_a_model_changes_weights_by_much_and_outputs_by_rounding(family: Family) -> None:
     model, moved, batch = build(family.name), build(family.name), batch_of(family.name)
-    found = find_symmetries(model, batch)
+    found = true_map(family.name)
     found.apply(moved, found.random_element(moved, 3, 1e3))
     with torch.no_grad():
         base, after = model(**batch).logits, moved(**batch).logits
@@ -423,7 +426,7 @@ def test_moving_a_model_changes_weights_by_much_and_outputs_by_rounding(family: 
 @each_family
 def test_a_random_element_is_the_same_for_the_same_seed_and_another_for_another(family: Family) -> None:
     model = build(family.name)
-    found = find_symmetries(model, batch_of(family.name))
+    found = true_map(family.name)
     first, again, other = (found.random_element(model, seed).moves for seed in (1, 1, 2))
     assert list(first) == [s.name for s in found.symmetries]
     assert all(torch.equal(first[n][k], again[n][k]) for n in first for k in first[n])
@@ -431,8 +434,7 @@ def test_a_random_element_is_the_same_for_the_same_seed_and_another_for_another(
 
 
 def test_a_moved_model_keeps_its_dtype_and_its_storage() -> None:
-    model, batch = build("llama", torch.float32), batch_of("llama", torch.float32)
-    found = find_symmetries(model, batch)
+    model, found = build("llama", torch.float32), true_map("llama", torch.float32)
     places = {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()}
     found.apply(model, found.random_element(model, 0))
     assert {n: (p.data_ptr(), p.dtype) for n, p in model.named_parameters()} == places

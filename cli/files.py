@@ -1,0 +1,49 @@
+"""A file that an option names: looked at before the work, written whole or not at all after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hf_geosharp.errors import GeosharpError
+
+
+class Target:
+    """The value of an option such as ``--csv``: a file, or nothing."""
+
+    def __init__(self, option: str, path: Path | None) -> None:
+        self._option = option
+        # Through links, so that a link to a file stays one.
+        self._path = None if path is None else Path(os.path.realpath(path))
+
+    def check(self) -> None:
+        """Fail now rather than after the work.
+
+        Raises:
+            GeosharpError: nothing can be written there.
+        """
+        if self._path is None:
+            return
+        if not self._path.parent.is_dir():
+            raise GeosharpError(f"{self._option}: there is no folder {self._path.parent}; create it first")
+        if self._path.is_dir():
+            raise GeosharpError(f"{self._option}: {self._path} is a folder; give the name of a file")
+        if not os.access(self._path.parent, os.W_OK):
+            raise GeosharpError(f"{self._option}: no permission to write {self._path}")
+
+    def write(self, text: str) -> None:
+        """Writes ``text``, if it is wanted at all.
+
+        Raises:
+            GeosharpError: the file system refused.
+        """
+        if self._path is None:
+            return
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(text.encode())
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise GeosharpError(f"{self._option}: cannot write {self._path}: {error.strerror or error}") from error
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,187 @@
+"""The tables of a comparison and of a correlation, made for 80 columns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from hf_geosharp.comparison import Comparison, Ranked, Skipped
+    from hf_geosharp.correlation import Correlation
+
+_APART = {True: Text("yes", "green"), False: Text("NO", "bold red"), None: Text("unknown", "yellow")}
+
+
+def show(comparison: Comparison) -> None:
+    """Print a comparison on stdout."""
+    _print(table(comparison))
+
+
+def show_correlation(correlation: Correlation) -> None:
+    """Print a correlation on stdout."""
+    _print(correlation_table(correlation))
+
+
+def _print(what: RenderableType) -> None:
+    # A terminal that cannot show a character gets '?' rather than a traceback.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    Console().print(what)
+
+
+def table(comparison: Comparison) -> RenderableType:
+    """A comparison as something rich can print."""
+    parts: list[RenderableType] = [*_forced(comparison.forced), _ranking(comparison)]
+    parts += [_heading(f"Each against the next, by {comparison.rank_by}"), _neighbours(comparison)]
+    parts.append(Text(_told_apart(comparison), "dim"))
+    if any(held.step is not None for held in comparison.ranking):
+        parts += [_heading("Over the training"), _steps(comparison)]
+    parts += [Text(), Text(_settings(comparison.settings), "dim")]
+    if comparison.skipped:
+        parts += [_heading(f"Skipped ({len(comparison.skipped)})", "bold yellow")]
+        parts.append(_list([_reason(skipped) for skipped in comparison.skipped]))
+    return Group(*parts, *_notes(comparison.notes))
+
+
+def correlation_table(correlation: Correlation) -> RenderableType:
+    """A correlation as something rich can print."""
+    head = Text.assemble((f"{correlation.by} and {correlation.target}", "bold"), f", {correlation.models} models")
+    grid = _grid("", "value", "95 % interval", "p")
+    for found in correlation.statistics:
+        interval = "none" if found.interval95 is None else f"{found.interval95[0]:+.3f} to {found.interval95[1]:+.3f}"
+        p_value = f"{found.p_value:.2g}" + (" (exact)" if found.exact else "")
+        grid.add_row(Text(found.name), f"{found.value:+.3f}", interval, p_value)
+    points = _grid("model", correlation.by, correlation.target)
+    for point in sorted(correlation.points, key=lambda point: point.figure):
+        points.add_row(Text(point.name), _number(point.figure), f"{point.target:.6g}")
+    how = (
+        f"intervals: {correlation.resamples} bootstrap samples of the models; p: two-sided, by permutation; "
+        f"seed {correlation.seed}; pairs of equal models: {correlation.ties['figure']} in {correlation.by}, "
+        f"{correlation.ties['target']} in {correlation.target}"
+    )
+    parts: list[RenderableType] = [*_forced(correlation.forced), head, Text(), grid, Text(), points, Text()]
+    parts += [Text(how, "dim"), Text(_settings(correlation.settings), "dim")]
+    return Group(*parts, *_notes(correlation.notes))
+
+
+def _ranking(comparison: Comparison) -> Table:
+    other = comparison.rank_by not in ("sharpness", "base_loss")
+    grid = _grid("rank", "model", *([comparison.rank_by] if other else []), "sharpness", "95 % interval", "base loss")
+    for held in comparison.ranking:
+        figure = [_number(held.value)] if other else []
+        grid.add_row(
+            _rank(held), Text(held.name), *figure, _number(held.sharpness), _interval(held.sharpness_interval95),
+            f"{held.base_loss:.4g}",
+        )  # fmt: skip
+    return grid
+
+
+def _reason(skipped: Skipped) -> str:
+    """Most messages begin with the model's name anyway."""
+    return skipped.reason if skipped.name in skipped.reason else f"{skipped.name}: {skipped.reason}"
+
+
+def _rank(held: Ranked) -> str:
+    """With the ranks that it may have as well."""
+    if held.best_rank == held.worst_rank:
+        return str(held.rank)
+    return f"{held.rank} ({held.best_rank}-{held.worst_rank})"
+
+
+def _neighbours(comparison: Comparison) -> Table:
+    grid = _grid("", "model", "higher by", "95 % interval", "told apart")
+    for held, step in zip(comparison.ranking[1:], comparison.next, strict=True):
+        grid.add_row(
+            str(held.rank), Text(held.name), f"{step.mean:.4g}", _interval(step.interval95), _APART[step.apart]
+        )
+    return grid
+
+
+def _told_apart(comparison: Comparison) -> str:
+    batches = {step.batches for step in comparison.next}
+    if all(step.apart is None for step in comparison.next):
+        return f"{comparison.rank_by}: no interval, so which can be told apart is not known"
+    unsure = [step for step in comparison.next if step.apart is not True]
+    what = f"{len(unsure)} of {len(comparison.next)} neighbours cannot be told apart. " if unsure else ""
+    return f"{what}Differences are paired over {_range(sorted(batches))} batches; ranks in brackets are possible, too."
+
+
+def _steps(comparison: Comparison) -> Table:
+    """In the order of the training, with what the Trainer logged."""
+    held = sorted((h for h in comparison.ranking if h.step is not None), key=lambda h: (h.run, h.step or 0))
+    losses = list(dict.fromkeys(name for h in held for name in h.losses))
+    several = len({h.run for h in held}) > 1
+    grid = _grid(*(["run"] if several else []), "step", comparison.rank_by, *(_logged(name) for name in losses))
+    for h in held:
+        run = [Text(h.run)] if several else []
+        logged = (f"{h.losses[name]:.4g}" if name in h.losses else "" for name in losses)
+        grid.add_row(*run, str(h.step), _number(h.value), *logged)
+    return grid
+
+
+def _logged(name: str) -> str:
+    return "training loss" if name == "loss" else name
+
+
+def _settings(settings: Any) -> str:
+    data = settings["data"]
+    where = data.get("id") or "batches in memory"
+    split = f" ({data['split']})" if data.get("split") else ""
+    return (
+        f"{settings['metric']}, rho {settings['rho']:g}, geodesic {settings['geodesic']}, symmetries "
+        f"{settings['symmetries']}, {settings['mode']} case, {settings['steps']} steps, seed {settings['seed']}; "
+        f"{settings['samples']} samples in batches of {settings['batch_size']} of {where}{split}"
+    )
+
+
+def _forced(differences: Sequence[str]) -> list[RenderableType]:
+    if not differences:
+        return []
+    head = Text("FORCED: these were not taken alike, so the numbers may be about different things", "bold red")
+    return [head, _list(differences), Text()]
+
+
+def _notes(notes: Sequence[str]) -> list[RenderableType]:
+    return [_heading("Notes", "bold yellow"), _list(notes)] if notes else []
+
+
+def _grid(*headings: str) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        is_text = heading in ("", "rank", "model", "run", "told apart")
+        grid.add_column(
+            heading, justify="left" if is_text else "right", no_wrap=not is_text,
+            overflow="fold" if is_text else "ellipsis",
+        )  # fmt: skip
+    return grid
+
+
+def _list(lines: Sequence[str]) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for line in lines:
+        grid.add_row("-", Text(" ".join(line.split())))
+    return grid
+
+
+def _heading(text: str, style: str = "bold") -> Text:
+    return Text.assemble("\n", (text, style))
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _number(value: float) -> str:
+    """Six significant digits, as in the table of a score."""
+    return f"{value:#.6g}"

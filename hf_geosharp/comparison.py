@@ -1,0 +1,535 @@
+"""Models side by side on the same batches: a ranking, paired differences, and which of them cannot be told apart."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gc
+import hashlib
+import io
+import json
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.checkpoints import Checkpoint, History, find_checkpoints, read_history
+from hf_geosharp.comparable import (
+    SHARPNESS,
+    Figure,
+    Named,
+    check_comparable,
+    conditions,
+    figure,
+    named,
+    notes_on,
+    read_results,
+    same_batches,
+)
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.sharpness.journal import RESULT
+from hf_geosharp.sharpness.result import mean_with_error
+
+if TYPE_CHECKING:
+    from hf_geosharp.sharpness.estimate import Progress
+
+SCHEMA = 1
+KIND = "comparison"
+
+RESOLUTION = 0.01
+"""Relative difference below which two sharpnesses count as one: to that the ascent settles, and a re-run may differ."""
+
+_ROUNDING = 1e-5
+"""The same for a loss at the model's own weights, which nothing is searched for."""
+
+# Options of loading; a model that is loaded already is scored without them.
+_LOADING = ("task", "device", "dtype", "revision", "trust_remote_code", "allow_missing")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much higher one model is than another, batch by batch.
+
+    ``apart`` says whether they can be told apart: Student's 95 % interval of the per-batch differences leaves out 0,
+    and the mean difference is beyond what the search itself resolves. None where that is not known: there is one batch,
+    or the figure has no values by batch, or the batches are not the same.
+    """
+
+    lower: str
+    higher: str
+    mean: float
+    stderr: float | None
+    interval95: tuple[float, float] | None
+    batches: int
+    apart: bool | None
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One model in the ranking; rank 1 is the lowest value.
+
+    ``best_rank`` and ``worst_rank`` bound the rank by the models that it can be told apart from. ``losses`` are those
+    that its Trainer logged up to ``step``.
+    """
+
+    rank: int
+    best_rank: int
+    worst_rank: int
+    name: str
+    value: float
+    stderr: float | None
+    interval95: tuple[float, float] | None
+    sharpness: float
+    sharpness_interval95: tuple[float, float] | None
+    base_loss: float
+    batches: int
+    converged: int
+    reproducible: bool | None
+    source: str
+    run: str = ""
+    step: int | None = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that could not be scored."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A folder of checkpoints: how many, those left out, and the logged losses, (step, value) by name."""
+
+    folder: str
+    checkpoints: int
+    skipped: tuple[Skipped, ...] = ()
+    losses: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A ranking with its evidence.
+
+    ``settings`` are what the scores share (of the first, where they were forced together), ``next`` the differences
+    between neighbours of the ranking, ``differences`` those of all pairs. ``forced`` lists what the results differ in;
+    it is empty unless they were forced together.
+    """
+
+    rank_by: str
+    settings: Mapping[str, Any]
+    ranking: tuple[Ranked, ...]
+    next: tuple[Difference, ...]
+    differences: tuple[Difference, ...]
+    runs: tuple[Run, ...] = ()
+    forced: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema: int = SCHEMA
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """The checkpoints of all runs that could not be scored."""
+        return tuple(skipped for run in self.runs for skipped in run.skipped)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings; keys in a fixed order."""
+        return {"schema": self.schema, "kind": KIND} | {
+            name: value for name, value in dataclasses.asdict(self).items() if name != "schema"
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            DataError: it is something else.
+        """
+        if data.get("kind") != KIND or data.get("schema") != SCHEMA:
+            raise DataError(
+                f"no comparison of schema {SCHEMA}: kind {data.get('kind')!r}, schema {data.get('schema')!r}"
+            )
+        try:
+            values = {name: value for name, value in data.items() if name != "kind"}
+            values["ranking"] = tuple(Ranked(**_pairs(held)) for held in data["ranking"])
+            for name in ("next", "differences"):
+                values[name] = tuple(Difference(**_pairs(held)) for held in data[name])
+            values["runs"] = tuple(_run(held) for held in data["runs"])
+            values["forced"], values["notes"] = tuple(data["forced"]), tuple(data["notes"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"no comparison: {type(error).__name__}: {error}") from None
+
+    def to_csv(self) -> str:
+        """A line for each model, in the order of the ranking."""
+        losses = list(dict.fromkeys(name for held in self.ranking for name in held.losses))
+        names = [f.name for f in dataclasses.fields(Ranked) if f.name not in ("losses", *_INTERVALS)]
+        columns = [*names, *(f"{name}_{end}" for name in _INTERVALS for end in ("low", "high"))]
+        columns += ["next", "next_difference", "next_low", "next_high", "apart_from_next"]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*columns, *(f"logged_{name}" for name in losses), "rank_by", "forced"])
+        for held, step in zip(self.ranking, (*self.next, None), strict=True):
+            row = [getattr(held, name) for name in names]
+            row += [bound for name in _INTERVALS for bound in getattr(held, name) or (None, None)]
+            row += [None] * 5 if step is None else _step_cells(step)
+            writer.writerow([*row, *(held.losses.get(name) for name in losses), self.rank_by, "; ".join(self.forced)])
+        return text.getvalue()
+
+
+def _step_cells(step: Difference) -> list[Any]:
+    return [step.higher, step.mean, *(step.interval95 or (None, None)), step.apart]
+
+
+_INTERVALS = ("interval95", "sharpness_interval95")
+
+
+def _pairs(held: Mapping[str, Any]) -> dict[str, Any]:
+    """With intervals as tuples, which JSON does not have."""
+    return {k: tuple(v) if k in _INTERVALS and v is not None else v for k, v in held.items()}
+
+
+def _run(held: Mapping[str, Any]) -> Run:
+    losses = {name: tuple((int(step), float(value)) for step, value in v) for name, v in held["losses"].items()}
+    return Run(**{**held, "skipped": tuple(Skipped(**s) for s in held["skipped"]), "losses": losses})
+
+
+# ------------------------------------------------------------------------------------------------- results to ranking
+
+
+def compare(
+    results: Sequence[Named],
+    *,
+    rank_by: str = SHARPNESS,
+    force: bool = False,
+    runs: Sequence[Run] = (),
+) -> Comparison:
+    """Ranks results that were taken alike.
+
+    Args:
+        results: at least two, of :func:`hf_geosharp.comparable.read_results` or made from scores.
+        rank_by: "sharpness", "base_loss", or a baseline that all of them carry.
+        force: rank results of different settings or data, too; what they differ in is in the comparison.
+        runs: folders of checkpoints that some of them are from.
+
+    Raises:
+        UsageError: fewer than two; two of one name; other settings or data, with what differs; no such figure.
+        DataError: a result with NaN.
+    """
+    twice = [name for name, count in Counter(item.name for item in results).items() if count > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is there twice; name each model once")
+    if len(results) < 2:
+        raise UsageError(f"a comparison needs at least two models, and there is {len(results) or 'none'}")
+    forced = check_comparable(results, force=force)
+    figures = {item.name: figure(item, rank_by) for item in results}
+    ordered = sorted(results, key=lambda item: (figures[item.name].value, item.name))
+    pairs = {(low.name, high.name): _difference(low, high, figures, rank_by) for low, high in combinations(ordered, 2)}
+    names = [item.name for item in ordered]
+    bounds = [_bounds(name, names, pairs) for name in names]
+    return Comparison(
+        rank_by=rank_by,
+        settings=conditions(results[0].result),
+        ranking=tuple(
+            _ranked(rank, bound, item, figures[item.name], runs)
+            for rank, (bound, item) in enumerate(zip(bounds, ordered, strict=True), start=1)
+        ),
+        next=tuple(pairs[pair] for pair in pairwise(names)),
+        differences=tuple(pairs.values()),
+        runs=tuple(runs),
+        forced=tuple(forced),
+        notes=tuple(notes_on(results)),
+    )
+
+
+def _difference(low: Named, high: Named, figures: Mapping[str, Figure], rank_by: str) -> Difference:
+    a, b = figures[low.name], figures[high.name]
+    common = sorted(set(a.per_batch) & set(b.per_batch)) if same_batches(low.result, high.result) else []
+    if not common:
+        return Difference(low.name, high.name, b.value - a.value, None, None, 0, None)
+    mean, stderr, interval = mean_with_error([b.per_batch[i] - a.per_batch[i] for i in common])
+    resolved = _resolution(low, high, rank_by) * max(abs(a.value), abs(b.value))
+    apart = None if interval is None else not interval[0] <= 0 <= interval[1] and abs(mean) > resolved
+    return Difference(low.name, high.name, mean, stderr, interval, len(common), apart)
+
+
+def _resolution(low: Named, high: Named, rank_by: str) -> float:
+    """What two values must differ by, relatively, whatever the batches say."""
+    if rank_by != SHARPNESS:
+        return _ROUNDING
+    return max(RESOLUTION, *(item.result.reproducible.spread or 0.0 for item in (low, high)))
+
+
+def _bounds(name: str, names: Sequence[str], pairs: Mapping[tuple[str, str], Difference]) -> tuple[int, int]:
+    """The best and the worst rank, by those that are certainly below and certainly above."""
+    at = names.index(name)
+    below = sum(pairs[other, name].apart is True for other in names[:at])
+    above = sum(pairs[name, other].apart is True for other in names[at + 1 :])
+    return below + 1, len(names) - above
+
+
+def _ranked(rank: int, bounds: tuple[int, int], item: Named, found: Figure, runs: Sequence[Run]) -> Ranked:
+    result = item.result
+    run = next((run for run in runs if item.run and run.folder == item.run), None)
+    return Ranked(
+        rank=rank,
+        best_rank=bounds[0],
+        worst_rank=bounds[1],
+        name=item.name,
+        value=found.value,
+        stderr=found.stderr,
+        interval95=found.interval95,
+        sharpness=result.geodesic_sharpness,
+        sharpness_interval95=result.interval95,
+        base_loss=result.base_loss,
+        batches=len(result.per_batch),
+        converged=sum(batch.converged for batch in result.per_batch),
+        reproducible=result.reproducible.ok,
+        source=item.source,
+        run=item.run,
+        step=item.step,
+        losses=History(run.losses).at(item.step) if run is not None and item.step is not None else {},
+    )
+
+
+# -------------------------------------------------------------------------------------------------- models to results
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A model to score; of a checkpoint with its run."""
+
+    place: str
+    revision: str | None = None
+    run: str = ""
+    step: int | None = None
+
+    @property
+    def source(self) -> str:
+        return self.place + (f"@{self.revision}" if self.revision else "")
+
+
+def compare_pretrained(
+    models: Sequence[str],
+    *,
+    rank_by: str = SHARPNESS,
+    force: bool = False,
+    output: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    told: Callable[[str], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Scores models on the same batches and ranks them.
+
+    Args:
+        models: ids of the Hub (``owner/name@revision`` for a branch, tag or commit), folders, shipped demos; folders
+            of a Trainer's checkpoints, which stand for all of these; JSON files of results.
+        rank_by: "sharpness", "base_loss", or a baseline that all of them carry.
+        force: compare results of other settings or data, too; what they differ in is in the comparison.
+        output: a folder that gets a folder for each model, with its journal and its result; the same call continues.
+        revision: of all models of the Hub that are given without one.
+        token: as for :func:`hf_geosharp.score_pretrained`.
+        told: told of each model before it is scored.
+        progress: told after every step.
+        options: of :func:`hf_geosharp.score_pretrained`, the same for all models. Without ``data`` each model's own are
+            taken, which must turn out to be the same.
+
+    Raises:
+        UsageError: fewer than two models, models of different tasks, results that do not compare, results of other
+            settings in ``output``.
+        GeosharpError: as for :func:`hf_geosharp.score_pretrained`. A checkpoint of a run that cannot be scored is left
+            out with a warning; any other model ends the comparison.
+    """
+    files = [name for name in models if _holds_results(name)]
+    places = [name for name in models if name not in files]
+    members, found_runs, notes = _members(places, revision)
+    twice = [name for name, count in Counter(member.source for member in members).items() if count > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice; name each model once")
+    results = read_results(files)
+    total = len(members) + len(results)
+    if total < 2:
+        raise UsageError(
+            f"a comparison needs at least two models, and there {'is one' if total else 'is none'}; a folder of "
+            "checkpoints (checkpoint-100, ...) counts as many"
+        )
+    broken = _check_tasks(members, results)
+    skipped: dict[str, list[Skipped]] = {}
+    folders = _folders(members)
+    taken: list[Named] = []
+    for number, (member, folder) in enumerate(zip(members, folders, strict=True), start=1):
+        if told is not None:
+            told(f"{number} of {len(members)}: {member.source}")
+        try:
+            if member.source in broken:
+                raise broken[member.source]
+            taken.append(_score(member, folder, output, token, progress, [*results, *taken], force, options))
+        except ModelError as error:
+            if not member.run:
+                raise
+            skipped.setdefault(member.run, []).append(Skipped(member.source, str(error)))
+            warnings.warn(f"skipped: {error}", GeosharpWarning, stacklevel=2)
+    if len(results) + len(taken) < 2:
+        reasons = "".join(f"\n  {s.name}: {s.reason}" for group in skipped.values() for s in group)
+        raise ModelError(f"fewer than two of {total} models could be scored, too few to compare:{reasons}")
+    runs = [
+        Run(folder, len(found), tuple(skipped.get(folder, ())), history.losses)
+        for folder, (found, history) in found_runs.items()
+    ]
+    notes += [note for _, history in found_runs.values() for note in history.notes]
+    notes += [
+        f"{run.folder}: {len(run.skipped)} of {run.checkpoints} checkpoints skipped" for run in runs if run.skipped
+    ]
+    done = compare(named([*results, *taken]), rank_by=rank_by, force=force, runs=runs)
+    return dataclasses.replace(done, notes=(*notes, *done.notes))
+
+
+def _holds_results(name: str) -> bool:
+    """Whether a name stands for results on disk rather than for a model."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".json":
+        return True
+    if not path.is_dir() or (path / "config.json").is_file() or find_checkpoints(path):
+        return False
+    return (path / RESULT).is_file() or any(path.glob(f"*/{RESULT}"))
+
+
+def _members(
+    places: Sequence[str], revision: str | None
+) -> tuple[list[_Member], dict[str, tuple[list[Checkpoint], History]], list[str]]:
+    """The models that names stand for, and the runs among them."""
+    members: list[_Member] = []
+    runs: dict[str, tuple[list[Checkpoint], History]] = {}
+    notes: list[str] = []
+    for place in places:
+        checkpoints = find_checkpoints(place)
+        is_model = (Path(place).expanduser() / "config.json").is_file()
+        if checkpoints and is_model and len(places) > 1:
+            notes.append(
+                f"{place} is a model and holds {len(checkpoints)} checkpoints: the model was taken; give the folder "
+                "alone to compare its checkpoints"
+            )
+        elif checkpoints:
+            runs[place] = checkpoints, read_history(place, checkpoints)
+            members += [_Member(str(c.folder), None, place, c.step) for c in checkpoints]
+            continue
+        members.append(_member(place, revision))
+    return members, runs, notes
+
+
+def _member(place: str, revision: str | None) -> _Member:
+    name, at, own = place.partition("@")
+    if at and not Path(place).expanduser().exists():
+        return _Member(name, own or None)
+    return _Member(place, None if _is_local(place) else revision)
+
+
+def _is_local(place: str) -> bool:
+    from hf_geosharp import demos
+    from hf_geosharp.tasks.hub import looks_like_path
+
+    return place.startswith(demos.PREFIX) or looks_like_path(place) or Path(place).expanduser().exists()
+
+
+def _check_tasks(members: Sequence[_Member], results: Sequence[Named]) -> dict[str, ModelError]:
+    """Looks at every config before anything is scored: one task for all; the checkpoints that have none come back.
+
+    Raises:
+        UsageError: the models do different tasks.
+        ModelError: a model that is no member of a run has no config.
+    """
+    broken: dict[str, ModelError] = {}
+    tasks: dict[str, list[str]] = {}
+    for item in results:
+        tasks.setdefault(str(item.result.model.get("task")), []).append(item.name)
+    for member in members:
+        try:
+            task = _task(member)
+        except ModelError as error:
+            if not member.run:
+                raise
+            broken[member.source] = error
+            continue
+        if task is not None:
+            tasks.setdefault(task, []).append(member.source)
+    _one_task(tasks)
+    return broken
+
+
+def _one_task(tasks: Mapping[str, Sequence[str]]) -> None:
+    if len(tasks) > 1:
+        listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in tasks.items())
+        raise UsageError(f"models of different tasks do not compare, for their losses are different things. {listed}")
+
+
+def _task(member: _Member) -> str | None:
+    """The task by the config's architecture; None where only loading tells."""
+    from hf_geosharp import demos
+    from hf_geosharp.tasks.hub import fetch, find_source
+    from hf_geosharp.tasks.kinds import task_of
+
+    place = member.place
+    if place.startswith(demos.PREFIX):
+        place = str(demos.path(demos.base_name(place)[0]))
+    path = fetch(find_source(place, member.revision), "config.json")
+    if path is None:
+        if (Path(place).expanduser() / "adapter_config.json").is_file():
+            return None
+        raise ModelError(f"{member.source} has no config.json, so it is no model")
+    try:
+        architectures = json.loads(path.read_bytes()).get("architectures") or []
+        task = task_of(str(architectures[0])) if architectures else None
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ModelError(f"{member.source}: config.json cannot be read ({type(error).__name__}: {error})") from None
+    return None if task is None else task.name
+
+
+def _folders(members: Sequence[_Member]) -> list[str]:
+    """A folder's name for each model, the same whatever other models it is compared with."""
+    names = [re.sub(r"[^\w.@+-]+", "--", os.path.normpath(member.source)).strip("-.") for member in members]
+    counts = Counter(names)
+    digests = [hashlib.sha256(member.source.encode()).hexdigest()[:8] for member in members]
+    return [name if counts[name] == 1 else f"{name}-{own}" for name, own in zip(names, digests, strict=True)]
+
+
+def _score(
+    member: _Member,
+    folder: str,
+    output: str | os.PathLike[str] | None,
+    token: str | None,
+    progress: Callable[[Progress], None] | None,
+    others: Sequence[Named],
+    force: bool,
+    options: Mapping[str, Any],
+) -> Named:
+    """One model, held against the first before the next is loaded."""
+    from hf_geosharp.parallel import World
+    from hf_geosharp.scoring import load_pretrained, score_pretrained
+
+    loading = {name: options[name] for name in _LOADING if name in options}
+    rest = {name: value for name, value in options.items() if name not in _LOADING}
+    loaded = load_pretrained(member.place, token=token, **{**loading, "revision": member.revision})
+    if others:
+        theirs = str(others[0].result.model.get("task"))
+        _one_task({theirs: [others[0].name], loaded.task.name: [member.source]})
+    place = None if output is None else Path(output) / folder
+    result = score_pretrained(loaded, token=token, output=place, world=World(), progress=progress, **rest)
+    item = Named(member.source, result, member.source, member.run, member.step)
+    # The model goes before the next one comes.
+    del loaded
+    gc.collect()
+    if others and not force:
+        check_comparable([others[0], item])
+    return item

@@ -1,0 +1,130 @@
+"""Made-up inputs: what kinds of models get, that it runs, and that the model does not notice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks import tiny
+from hf_geosharp.symmetry.inputs import synthetic
+from tests.families import identical, state
+
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "bert": {"input_ids": (2, 13), "attention_mask": (2, 13)},
+    "t5": {"input_ids": (2, 13), "attention_mask": (2, 13), "decoder_input_ids": (2, 10)},
+    "vit": {"pixel_values": (2, 3, 64, 64)},
+    "vjepa2": {"pixel_values_videos": (2, 4, 3, 64, 64)},
+    "clip": {"pixel_values": (2, 3, 64, 64), "input_ids": (2, 13), "attention_mask": (2, 13)},
+    "whisper": {"input_features": (2, 16, 48), "decoder_input_ids": (2, 10)},
+    "hubert": {"input_values": (2, 8080)},
+    "layoutlm": {"input_ids": (2, 13), "attention_mask": (2, 13), "bbox": (2, 13, 4)},
+    "pix2struct": {"flattened_patches": (2, 24, 194), "decoder_input_ids": (2, 10)},
+    "patchtst": {"past_values": (2, 32, 1)},
+}
+"""What each kind of model is given, by name and shape."""
+
+
+@pytest.mark.parametrize(("model_type", "shapes"), SHAPES.items(), ids=SHAPES.keys())
+def test_every_kind_of_model_gets_what_it_runs_on(model_type: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    model = tiny.build(model_type)
+    batch = synthetic(model)
+    assert {k: tuple(v.shape) for k, v in batch.items()} == shapes
+    with torch.no_grad():
+        model(**batch)
+
+
+@pytest.mark.parametrize(("model_type", "image"), [("qwen2_vl", "image_grid_thw"), ("gemma3", "pixel_values")])
+def test_text_holds_as_many_places_as_the_images_have_features(model_type: str, image: str) -> None:
+    model = tiny.build(model_type)
+    batch = synthetic(model)
+    assert image in batch
+    places = (batch["input_ids"] == model.config.image_token_id).sum(1)
+    features = 6 if image == "image_grid_thw" else model.config.mm_tokens_per_image  # 4 x 6 patches, merged 2 x 2
+    assert places.tolist() == [features, features]
+
+
+def test_ids_cover_the_vocabulary_without_what_has_a_meaning_and_the_last_row_is_padded() -> None:
+    model = tiny.build("bert", vocab_size=30, eos_token_id=None, max_position_embeddings=600)
+    model.config.mask_token_id = 7
+    batch = synthetic(model, tokens=400)
+    assert set(batch["input_ids"].flatten().tolist()) == set(range(3, 30)) - {7}
+    assert batch["attention_mask"].sum(1).tolist() == [400, 398]
+
+
+def test_sequences_are_no_longer_than_the_table_of_positions() -> None:
+    assert synthetic(tiny.build("bert", max_position_embeddings=10), tokens=50)["input_ids"].shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "sides"),
+    [
+        (32, (32, 32)),
+        ([32], (32, 32)),
+        ([16, 24], (16, 24)),
+        ((16, 24), (16, 24)),
+        ({"height": 16, "width": 24}, (16, 24)),
+    ],
+    ids=str,
+)
+def test_sizes_of_images_in_every_notation(size: Any, sides: tuple[int, int]) -> None:
+    assert synthetic(Eye(SimpleNamespace(image_size=size)))["pixel_values"].shape == (2, 3, *sides)
+
+
+def test_nested_configurations_say_what_the_outer_one_does_not() -> None:
+    inner = SimpleNamespace(image_size=20, num_channels=5, model_type="eye", to_dict=dict)
+    assert synthetic(Eye(SimpleNamespace(vision_config=inner)))["pixel_values"].shape == (2, 5, 20, 20)
+
+
+def test_a_size_that_the_model_refuses_is_tried_again_with_usual_ones() -> None:
+    assert synthetic(Eye(SimpleNamespace(image_size=30), side=224))["pixel_values"].shape == (2, 3, 224, 224)
+
+
+def test_the_same_seed_gives_the_same_and_another_gives_another() -> None:
+    model = tiny.build("llama")
+    first, again, other = (synthetic(model, seed=s)["input_ids"] for s in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_model_its_modes_and_the_random_state_come_back() -> None:
+    model = nn.ModuleList([Eye(SimpleNamespace(image_size=8)).train()])[0]
+    before, random = state(model), torch.get_rng_state()
+    synthetic(model)
+    assert identical(model, before)
+    assert model.training
+    assert model.norm.training
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_what_cannot_be_made_up_is_named_with_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"input 'molecule' of Strange \(TypeError.*pass an example batch"):
+        synthetic(Strange())
+
+
+class Eye(nn.Module):
+    """Reads images of one size, or of any; the norm would notice a pass in training mode."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: Any, side: int | None = None) -> None:
+        super().__init__()
+        self.config, self.side = config, side
+        self.norm = nn.BatchNorm2d(getattr(getattr(config, "vision_config", None), "num_channels", 3))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        if self.side and pixel_values.shape[-1] != self.side:
+            raise ValueError("the image is of another size")
+        return self.norm(pixel_values) + torch.rand(())  # type: ignore[no-any-return]
+
+
+class Strange(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, molecule: Tensor, scale: float = 1.0) -> Tensor:
+        return self.weight * molecule * scale

@@ -1,0 +1,366 @@
+"""Rankings: paired differences against SciPy and hand-worked cases, what is refused, runs on disk."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hf_geosharp.checkpoints import find_checkpoints, read_history
+from hf_geosharp.comparable import Named, check_comparable, named, read_results
+from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from tests.results import DATA, many, result_of, write
+
+# ------------------------------------------------------------------------------------------------------------- ranking
+
+
+def test_differences_are_the_paired_t_intervals_of_scipy() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(1, 5, 8)  # what all models find hard
+    a, b = hard + rng.normal(0, 0.05, 8), hard + 0.2 + rng.normal(0, 0.05, 8)
+    (step,) = compare(many(a=a.tolist(), b=b.tolist())).next
+    theirs = stats.ttest_rel(b, a)
+    low, high = theirs.confidence_interval(0.95)
+    assert step.interval95 == pytest.approx((low, high), rel=1e-9)
+    assert step.mean == pytest.approx(float(np.mean(b - a)))
+    assert (step.lower, step.higher, step.batches, step.apart) == ("a", "b", 8, True)
+    # Unpaired, these could not be told apart.
+    assert stats.ttest_ind(a, b).pvalue > 0.5
+
+
+def test_the_ranking_by_hand() -> None:
+    found = compare(many(c=[3.0, 3.2, 3.4], a=[1.0, 1.2, 1.4], b=[1.1, 1.3, 1.2]))
+    assert [(r.name, r.rank, r.best_rank, r.worst_rank) for r in found.ranking] == [
+        ("a", 1, 1, 2),
+        ("b", 2, 1, 2),
+        ("c", 3, 3, 3),
+    ]
+    assert [(d.lower, d.higher, d.apart) for d in found.next] == [("a", "b", False), ("b", "c", True)]
+    assert len(found.differences) == 3
+
+
+def test_a_difference_below_what_the_search_resolves_tells_nothing_apart() -> None:
+    # In every batch the second is higher by the same 0.5 %: the interval excludes 0, the search does not know it.
+    values = [1.0, 2.0, 3.0]
+    (step,) = compare(many(a=values, b=[v * 1.005 for v in values])).next
+    assert step.interval95 is not None
+    assert step.interval95[0] > -0.01
+    assert step.apart is False
+    (step,) = compare(many(a=values, b=[v + 0.05 for v in values])).next
+    assert step.apart is True
+
+
+def test_the_resolution_is_what_a_score_itself_tolerates() -> None:
+    from hf_geosharp.sharpness.estimate import AGREEMENT
+
+    assert RESOLUTION == AGREEMENT
+
+
+def test_a_result_that_is_not_reproducible_is_told_apart_only_beyond_its_spread() -> None:
+    shaky = result_of("shaky", [1.3, 1.31, 1.32], ok=False)  # by half
+    found = compare([Named("a", result_of("a", [1.0, 1.01, 1.02])), Named("shaky", shaky)])
+    assert found.next[0].apart is False
+    assert any("not reproducible" in note and "shaky" in note for note in found.notes)
+
+
+def test_one_batch_gives_no_interval_and_no_verdict() -> None:
+    (step,) = compare(many(a=[1.0], b=[2.0])).next
+    assert (step.interval95, step.apart) == (None, None)
+
+
+def test_other_figures() -> None:
+    a = Named("a", result_of("a", [1.0, 2.0], [0.9, 0.8], baselines={"adaptive": 3.0}))
+    b = Named("b", result_of("b", [2.0, 3.0], [0.1, 0.2], baselines={"adaptive": 1.0}))
+    by_loss = compare([a, b], rank_by="base_loss")
+    assert [r.name for r in by_loss.ranking] == ["b", "a"]
+    assert by_loss.next[0].mean == pytest.approx(0.7)
+    by_baseline = compare([a, b], rank_by="adaptive")
+    assert [(r.name, r.value) for r in by_baseline.ranking] == [("b", 1.0), ("a", 3.0)]
+    assert by_baseline.next[0].apart is None
+    with pytest.raises(UsageError, match=r"euclidean.*sharpness, base_loss, adaptive"):
+        compare([a, b], rank_by="euclidean")
+
+
+def test_equal_models_are_named() -> None:
+    found = compare(many(a=[1.0, 2.0], b=[1.0, 2.0], c=[5.0, 6.0]))
+    assert any("a, b are equal in every batch" in note for note in found.notes)
+    assert found.next[0].apart is False
+
+
+def test_json_and_csv_round_trip() -> None:
+    found = compare(many(a=[1.0, 1.5], b=[2.0, 2.75]))
+    assert Comparison.from_dict(json.loads(found.to_json())) == found
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["name"] for row in rows] == ["a", "b"]
+    assert float(rows[0]["next_difference"]) == 1.125
+    assert rows[1]["next"] == ""
+    with pytest.raises(DataError, match="schema"):
+        Comparison.from_dict({"schema": 2, "kind": "comparison"})
+    with pytest.raises(DataError, match="no comparison"):
+        Comparison.from_dict({"schema": 1, "kind": "comparison", "ranking": [{}]})
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rho": 0.2}, "rho 0.2 here, 0.1 in a"),
+        ({"metric": "mix"}, "metric mix here, inv in a"),
+        ({"seed": 3}, "seed 3 here, 0 in a"),
+        ({"steps": 5}, "steps 5 here, 20 in a"),
+        ({"data": {**DATA, "split": "test"}}, "data: split test here, train in a"),
+        ({"data": {**DATA, "fingerprint": "f"}}, "data: fingerprint f here"),
+        ({"data": {**DATA, "labels": "model"}}, "labels model here, data in a"),
+        ({"model": {"id": "c", "task": "masked-lm", "dtype": "float32"}}, "task masked-lm here"),
+    ],
+)
+def test_what_was_not_taken_alike_is_refused_by_name_or_marked(changes: dict[str, Any], said: str) -> None:
+    items = [*many(a=[1.0, 2.0], b=[2.0, 3.5]), Named("c", result_of("c", [3.0, 4.0], **changes))]
+    with pytest.raises(UsageError, match="--force") as caught:
+        compare(items)
+    assert f"c: {said}" in str(caught.value)
+    found = compare(items, force=True)
+    assert [text for text in found.forced if said in text]
+    assert json.loads(found.to_json())["forced"]
+    assert said in found.to_csv()
+
+
+def test_the_odd_one_is_named_wherever_it_stands() -> None:
+    items = [Named("odd", result_of("odd", [1.0], rho=0.5)), *many(a=[1.0], b=[2.0])]
+    (text,) = check_comparable(items, force=True)
+    assert text == "odd: rho 0.5 here, 0.1 in a"
+
+
+def test_forced_results_of_other_batches_are_not_paired() -> None:
+    other = Named("c", result_of("c", [3.0, 4.0], data={**DATA, "split": "test"}))
+    found = compare([*many(a=[1.0, 2.0]), other], force=True)
+    assert (found.next[0].interval95, found.next[0].apart) == (None, None)
+
+
+def test_a_path_written_in_another_way_is_the_same_data() -> None:
+    other = Named("c", result_of("c", [3.0, 4.0], data={**DATA, "id": "./reviews.csv"}))
+    assert compare([*many(a=[1.0, 2.0]), other]).forced == ()
+
+
+def test_what_follows_from_the_tokenizer_is_a_note() -> None:
+    short = Named("c", result_of("c", [3.0, 4.0], data={**DATA, "max_length": 16}))
+    found = compare([*many(a=[1.0, 2.0]), short])
+    assert found.forced == ()
+    assert any("max_length" in note for note in found.notes)
+
+
+def test_too_few_twice_and_nan() -> None:
+    with pytest.raises(UsageError, match="at least two"):
+        compare(many(a=[1.0]))
+    with pytest.raises(UsageError, match="twice"):
+        compare([Named("a", result_of("a", [1.0])), Named("a", result_of("a", [2.0]))])
+    broken = replace(result_of("b", [1.0]), base_loss=float("nan"))
+    with pytest.raises(DataError, match=r"b holds .* NaN"):
+        compare([*many(a=[1.0]), Named("b", broken)])
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_results_from_files_and_folders(tmp_path: Path) -> None:
+    one = write(tmp_path, "one", result_of("runs/x", [1.0, 2.0]))
+    folder = tmp_path / "out"
+    for name in ("y", "z"):
+        (folder / name).mkdir(parents=True)
+        write(folder / name, "result", result_of(f"runs/{name}", [1.0, 3.0]))
+    held = read_results([one, folder])
+    assert [item.name for item in held] == ["x", "y", "z"]
+    assert "runs/x" in held[0].aliases
+    with pytest.raises(DataError, match="2 times"):
+        read_results([one, one])
+    with pytest.raises(DataError, match="no file or folder"):
+        read_results([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no result"):
+        read_results([tmp_path / "empty"])
+    (tmp_path / "nan.json").write_text(one.read_text().replace('"base_loss": 0.5', '"base_loss": NaN'))
+    with pytest.raises(DataError, match="NaN"):
+        read_results([tmp_path / "nan.json"])
+
+
+def test_names_tell_results_apart() -> None:
+    def names(*items: Named) -> list[str]:
+        return [item.name for item in named(items)]
+
+    hub = {"task": "text-classification", "dtype": "float32"}
+    one = result_of("", [1.0], model={**hub, "id": "me/bert", "revision": "a" * 40})
+    two = result_of("", [1.0], model={**hub, "id": "me/bert", "revision": "b" * 40})
+    assert names(Named("me/bert", one), Named("me/bert", two)) == [f"me/bert ({'a' * 12})", f"me/bert ({'b' * 12})"]
+    three = result_of("", [1.0], model={**hub, "id": "me/other", "revision": "b" * 40})
+    assert names(Named("me/bert", one), Named("me/other", three)) == ["me/bert", "me/other"]
+    same = result_of("BertModel", [1.0])
+    assert names(Named("BertModel", same, "x.json"), Named("BertModel", same, "d/result.json")) == [
+        "BertModel (x.json)",
+        "BertModel (d)",
+    ]
+
+
+def test_the_history_that_reaches_furthest_is_read(tmp_path: Path) -> None:
+    def state(folder: Path, *records: dict[str, Any]) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": list(records)}))
+
+    early = [{"step": 5, "loss": 2.0}, {"step": 10, "eval_loss": 1.5, "eval_accuracy": 0.3}]
+    state(tmp_path / "checkpoint-10", *early)
+    state(
+        tmp_path / "checkpoint-20", *early, {"step": 15, "loss": float("nan")}, {"step": 20, "loss": 1.0},
+        {"step": 20, "train_loss": 9.0, "loss_scale": 4.0},
+    )  # fmt: skip
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-9" / "trainer_state.json").write_text("{")
+    checkpoints = find_checkpoints(tmp_path)
+    assert [checkpoint.step for checkpoint in checkpoints] == [9, 10, 20]
+    history = read_history(tmp_path, checkpoints)
+    assert history.losses == {"loss": ((5, 2.0), (20, 1.0)), "eval_loss": ((10, 1.5),)}
+    assert history.at(12) == {"loss": 2.0, "eval_loss": 1.5}
+    assert history.at(1) == {}
+    assert [note.split()[0] for note in history.notes] == [str(tmp_path / "checkpoint-9" / "trainer_state.json"), "1"]
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two tiny classifiers as checkpoints of a run, with broken ones between them, and their data."""
+    import torch
+    from transformers import BertForSequenceClassification
+
+    from tests.tasks import tiny
+
+    root = tmp_path_factory.mktemp("compare")
+    rng = np.random.default_rng(0)
+    rows = "".join(f"{tiny.sentence(rng)},{int(rng.integers(2))}\n" for _ in range(24))
+    (root / "rows.csv").write_text("text,label\n" + rows)
+    run = root / "run"
+    for step in (10, 20, 30, 40):
+        torch.manual_seed(step)
+        model = BertForSequenceClassification(tiny.bert_config(num_labels=2))
+        tiny.save(model, run / f"checkpoint-{step}", tiny.make_tokenizer())
+    (run / "checkpoint-20" / "config.json").unlink()
+    weights = run / "checkpoint-30" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    log = [{"step": 10, "loss": 0.7}, {"step": 40, "loss": 0.6, "eval_loss": 0.65}]
+    (run / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    return {"root": root, "run": run, "data": root / "rows.csv"}
+
+
+def options(world: dict[str, Path], **changes: Any) -> dict[str, Any]:
+    return {"data": str(world["data"]), "samples": 16, "batch_size": 8, "steps": 2, "device": "cpu", **changes}
+
+
+def test_a_run_of_checkpoints_with_broken_ones(world: dict[str, Path], tmp_path: Path) -> None:
+    from hf_geosharp.scoring import score_pretrained
+
+    run = str(world["run"])
+    with pytest.warns(GeosharpWarning, match="skipped"):
+        found = compare_pretrained([run], output=tmp_path, **options(world))
+    by_step = sorted(found.ranking, key=lambda held: held.step or 0)
+    assert [(held.name, held.step) for held in by_step] == [("checkpoint-10", 10), ("checkpoint-40", 40)]
+    assert [Path(skipped.name).name for skipped in found.skipped] == ["checkpoint-20", "checkpoint-30"]
+    assert "config.json" in found.skipped[0].reason
+    assert any("2 of 4 checkpoints skipped" in note for note in found.notes)
+    assert [held.losses for held in by_step] == [{"loss": 0.7}, {"loss": 0.6, "eval_loss": 0.65}]
+    alone = score_pretrained(str(world["run"] / "checkpoint-40"), **options(world))
+    assert by_step[1].sharpness == alone.geodesic_sharpness
+    assert Comparison.from_dict(json.loads(found.to_json())) == found
+    # The results are there, they compare without the models, and the same call reads them.
+    assert [item.name for item in read_results([tmp_path])] == ["checkpoint-10", "checkpoint-40"]
+    files = compare_pretrained([str(tmp_path)])
+    assert [held.value for held in files.ranking] == [held.value for held in found.ranking]
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/journal-0.jsonl")}
+    with pytest.warns(GeosharpWarning, match="skipped"):
+        again = compare_pretrained([run], output=tmp_path, **options(world))
+    assert again == found
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/journal-0.jsonl")} == before
+    with pytest.raises(UsageError, match="steps 2 there, 3 here"):
+        compare_pretrained([run], output=tmp_path, **options(world, steps=3))
+
+
+def test_a_broken_model_that_was_named_ends_the_comparison(world: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match=r"checkpoint-20 has no config.json"):
+        compare_pretrained([str(world["run"] / "checkpoint-10"), str(world["run"] / "checkpoint-20")], **options(world))
+
+
+def test_a_run_with_fewer_than_two_left_says_why(world: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("checkpoint-10", "checkpoint-20", "checkpoint-30"):
+        shutil.copytree(world["run"] / name, tmp_path / "run" / name)
+    with (
+        pytest.warns(GeosharpWarning),
+        pytest.raises(ModelError, match=r"fewer than two of 3(.|\n)*checkpoint-20(.|\n)*checkpoint-30"),
+    ):
+        compare_pretrained([str(tmp_path / "run")], **options(world))
+
+
+def test_models_of_different_tasks_are_refused_before_any_is_scored(world: dict[str, Path]) -> None:
+    told: list[str] = []
+    with pytest.raises(UsageError, match="different tasks"):
+        compare_pretrained([str(world["run"] / "checkpoint-10"), "demo:digits-vit"], told=told.append, **options(world))
+    assert told == []
+
+
+def test_names_that_are_no_comparison(world: dict[str, Path]) -> None:
+    one = str(world["run"] / "checkpoint-10")
+    with pytest.raises(UsageError, match="at least two models"):
+        compare_pretrained([one], **options(world))
+    with pytest.raises(UsageError, match="given twice"):
+        compare_pretrained([one, one], **options(world))
+    with pytest.raises(UsageError, match="given twice"):
+        compare_pretrained([one, str(world["run"])], **options(world))
+    with pytest.raises(ModelError, match="no folder"):
+        compare_pretrained([one, str(world["root"] / "none")], **options(world))
+
+
+def test_a_model_against_a_result_of_other_settings(world: dict[str, Path], tmp_path: Path) -> None:
+    held = write(tmp_path, "held", result_of("other", [1.0, 2.0], batch_size=8))
+    one = str(world["run"] / "checkpoint-10")
+    with pytest.raises(UsageError, match="steps 2 here, 20 in other"):
+        compare_pretrained([str(held), one], **options(world))
+    found = compare_pretrained([str(held), one], force=True, **options(world))
+    assert found.forced
+    assert found.next[0].apart is None
+
+
+def test_the_classes_may_have_other_numbers(world: dict[str, Path], tmp_path: Path) -> None:
+    """Two models of one function whose classes are numbered the other way round have the same score by names."""
+    import datasets
+    import torch
+    from transformers import BertForSequenceClassification
+
+    from tests.tasks import tiny
+
+    torch.manual_seed(0)
+    config = tiny.bert_config(num_labels=2, id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
+    model = BertForSequenceClassification(config)
+    tiny.save(model, tmp_path / "a", tiny.make_tokenizer())
+    with torch.no_grad():
+        model.classifier.weight.copy_(model.classifier.weight.flip(0))
+        model.classifier.bias.copy_(model.classifier.bias.flip(0))
+    model.config.id2label, model.config.label2id = {0: "good", 1: "bad"}, {"good": 0, "bad": 1}
+    tiny.save(model, tmp_path / "b", tiny.make_tokenizer())
+    rows = datasets.load_dataset("csv", data_files=str(world["data"]), split="train")
+    rows.cast_column("label", datasets.ClassLabel(names=["bad", "good"])).save_to_disk(tmp_path / "rows")
+    found = compare_pretrained(
+        [str(tmp_path / "a"), str(tmp_path / "b")], **options(world, data=str(tmp_path / "rows"), dtype="float64")
+    )
+    a, b = found.ranking
+    assert a.value == pytest.approx(b.value, rel=1e-6)
+    assert a.base_loss == pytest.approx(b.base_loss, rel=1e-9)
+    assert found.next[0].apart is False

@@ -1,0 +1,248 @@
+"""Correlations against SciPy and hand-worked cases, the targets, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hf_geosharp import correlation
+from hf_geosharp.comparable import Named
+from hf_geosharp.correlation import Correlation, correlate, match, read_target
+from hf_geosharp.errors import DataError, GeosharpError, UsageError
+from tests.results import many, result_of
+
+
+def zoo(values: list[float]) -> list[Named]:
+    return many(**{f"m{i}": [v, v] for i, v in enumerate(values)})
+
+
+def target(values: list[float]) -> dict[str, float]:
+    return {f"m{i}": v for i, v in enumerate(values)}
+
+
+def statistics(found: Correlation) -> dict[str, correlation.Statistic]:
+    return {held.name: held for held in found.statistics}
+
+
+@pytest.mark.parametrize("form", ["Kendall tau-b", "Spearman rho", "Pearson r"])
+def test_many_at_once_are_those_of_scipy_one_by_one(form: str) -> None:
+    rng = np.random.default_rng(1)
+    # Ties, and rows that are constant.
+    x, y = rng.integers(0, 4, (60, 6)).astype(float), rng.integers(0, 3, (60, 6)).astype(float)
+    x[0] = 2.0
+    ours = correlation._FORMS[form](x, y, axis=-1)
+    for one, a, b in zip(ours, x, y, strict=True):
+        if len(set(a)) == 1 or len(set(b)) == 1:
+            assert np.isnan(one)
+        else:
+            assert one == pytest.approx(correlation._VALUES[form](a, b), abs=1e-12)
+
+
+def test_kendall_by_hand_with_ties() -> None:
+    found = correlate(zoo([1, 2, 2, 4]), target([1, 3, 2, 2]), resamples=99)
+    # Of six pairs five differ in x, five in y, four in both; of these three agree and one does not.
+    assert statistics(found)["Kendall tau-b"].value == pytest.approx((3 - 1) / 5)
+    assert found.ties == {"figure": 1, "target": 1}
+
+
+def test_the_p_value_of_few_models_is_exact() -> None:
+    x, y = [1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 3.0, 2.0, 5.0, 4.0]
+    found = statistics(correlate(zoo(x), target(y)))
+    kendall = found["Kendall tau-b"]
+    assert kendall.exact
+    assert kendall.p_value == pytest.approx(stats.kendalltau(x, y, method="exact").pvalue)
+    # Pearson by enumeration, two-sided as twice the smaller tail.
+    all_of = [np.corrcoef(x, p)[0, 1] for p in itertools.permutations(y)]
+    own = np.corrcoef(x, y)[0, 1]
+    tails = [np.mean([r >= own - 1e-12 for r in all_of]), np.mean([r <= own + 1e-12 for r in all_of])]
+    assert found["Pearson r"].p_value == pytest.approx(min(1.0, 2 * min(tails)))
+
+
+def test_the_p_value_of_many_models_is_close_to_the_exact_one_and_seeded() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=12)
+    y = 0.5 * x + rng.normal(size=12)
+    first, second = (correlate(zoo(x.tolist()), target(y.tolist()), seed=5) for _ in range(2))
+    assert first == second
+    kendall = statistics(first)["Kendall tau-b"]
+    assert not kendall.exact
+    exact = stats.kendalltau(x, y, method="exact").pvalue
+    # Five standard errors of 9999 draws, on both sides of the doubled tail.
+    assert abs(kendall.p_value - exact) < 10 * np.sqrt(exact / 2 / 9999) + 2e-4
+
+
+def test_the_interval_is_the_percentile_bootstrap_of_scipy() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=25)
+    y = x + rng.normal(size=25)
+    ours = statistics(correlate(zoo(x.tolist()), target(y.tolist())))["Pearson r"].interval95
+    theirs = stats.bootstrap(
+        (x, y), lambda a, b: stats.pearsonr(a, b).statistic, paired=True, vectorized=False, method="percentile",
+        n_resamples=2000, random_state=0,
+    ).confidence_interval  # fmt: skip
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.03)
+
+
+def test_a_perfect_order() -> None:
+    found = correlate(zoo([1, 2, 3, 4]), target([10, 20, 30, 40]))
+    assert {name: held.value for name, held in statistics(found).items()} == pytest.approx(
+        {"Kendall tau-b": 1, "Spearman rho": 1, "Pearson r": 1}
+    )
+    # Two of 24 orders are that extreme.
+    assert statistics(found)["Kendall tau-b"].p_value == pytest.approx(2 / 24)
+    assert Correlation.from_dict(json.loads(found.to_json())) == found
+
+
+def test_identical_models_are_named() -> None:
+    found = correlate(zoo([1, 1, 3, 4]), target([1, 2, 3, 4]), resamples=99)
+    assert any("m0, m1 are equal in every batch" in note for note in found.notes)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 4 models, and there are 3"):
+        correlate(zoo([1, 2, 3]), target([1, 2, 3]))
+    with pytest.raises(DataError, match="target is 1 for all 4 models"):
+        correlate(zoo([1, 2, 3, 4]), target([1, 1, 1, 1]))
+    with pytest.raises(DataError, match="sharpness is 2 for all 4 models"):
+        correlate(zoo([2, 2, 2, 2]), target([1, 2, 3, 4]))
+    with pytest.raises(DataError, match="m1 is NaN"):
+        correlate(zoo([1, 2, 3, 4]), target([1, float("nan"), 1, 2]))
+    with pytest.raises(DataError, match=r"no value for m3. It has mx, which no result is of"):
+        correlate(zoo([1, 2, 3, 4]), {"m0": 1, "m1": 2, "m2": 3, "mx": 4})
+    with pytest.raises(UsageError, match="twice"):
+        correlate([*zoo([1, 2, 3, 4]), zoo([1])[0]], target([1, 2, 3, 4]))
+    broken = Named("m3", result_of("m3", [float("inf"), 1.0]))
+    with pytest.raises(DataError, match="NaN or infinite"):
+        correlate([*zoo([1, 2, 3]), broken], target([1, 2, 3, 4]))
+
+
+def test_other_settings_are_refused_or_marked() -> None:
+    items = [*zoo([1, 2, 3]), Named("m3", result_of("m3", [4.0, 4.0], rho=0.5))]
+    with pytest.raises(UsageError, match=r"m3: rho 0\.5 here"):
+        correlate(items, target([1, 2, 3, 4]))
+    found = correlate(items, target([1, 2, 3, 4]), force=True, resamples=99)
+    assert found.forced == ("m3: rho 0.5 here, 0.1 in m0",)
+    assert json.loads(found.to_json())["forced"]
+
+
+def test_unknown_models_of_a_target_are_noted() -> None:
+    found = correlate(zoo([1, 2, 3, 4]), {**target([1, 2, 3, 4]), "else": 5}, resamples=99)
+    assert any("else" in note for note in found.notes)
+
+
+def test_models_are_found_by_other_names() -> None:
+    items = [Named("a", result_of("x/a", [1.0]), aliases=("x/a", "same")), Named("b", result_of("x/b", [1.0]))]
+    assert match(items, {"x/a": 1, "b": 2}) == ([1, 2], [])
+    with pytest.raises(DataError, match="are both a"):
+        match(items, {"x/a": 1, "a": 3, "b": 2})
+    items[1] = Named("b", items[1].result, aliases=("same",))
+    with pytest.raises(DataError, match="may be any of a, b"):
+        match(items, {"same": 1})
+
+
+def test_without_scipy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
+    with pytest.raises(GeosharpError, match="pip install scipy"):
+        correlate(zoo([1, 2, 3, 4]), target([1, 2, 3, 4]))
+
+
+# ------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_tables(tmp_path: Path) -> None:
+    path = tmp_path / "gap.csv"
+    path.write_text('\ufeffmodel, value ,other\na, 1.5 ,2\n"b,c",-1e-3,3\n', encoding="utf-8")
+    assert read_target(path, []) == ({"a": 1.5, "b,c": -0.001}, "gap")
+    assert read_target(path, [], column="other") == ({"a": 2.0, "b,c": 3.0}, "other")
+    (tmp_path / "t.tsv").write_text("model\taccuracy\na\t1\n")
+    assert read_target(tmp_path / "t.tsv", []) == ({"a": 1.0}, "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "said"),
+    [
+        ("name,value\na,1\n", None, "no column 'model'; its columns are name, value"),
+        ("model,x,y\na,1,2\n", None, "--target-column; its columns are model, x, y"),
+        ("model,x\na,1\n", "z", "no column 'z'"),
+        ("model,x\na,\n", None, "line 2: x of a is '', which is no number"),
+        ("model,x\na,1\na,2\n", None, "line 3: a is there twice"),
+        ("model,x\n,1\n", None, "line 2: no model"),
+        ("model,x\na\n", None, "x of a is ''"),
+        ("model,x\n", None, "has no rows"),
+        ("", None, "its columns are none"),
+    ],
+)
+def test_bad_tables(tmp_path: Path, text: str, column: str | None, said: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(DataError) as caught:
+        read_target(path, [], column=column)
+    assert said in str(caught.value)
+
+
+def test_no_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot read"):
+        read_target(tmp_path / "none.csv", [])
+    with pytest.raises(UsageError, match="model-index:METRIC"):
+        read_target("accuracy", [])
+    with pytest.raises(UsageError, match="name a metric"):
+        read_target("model-index:", [])
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="UTF-8"):
+        read_target(tmp_path / "t.csv", [])
+
+
+CARD = """---
+model-index:
+- name: m
+  results:
+  - task: {{type: text-classification}}
+    dataset: {{type: imdb, name: IMDB}}
+    metrics:
+    - {{type: accuracy, value: {value}, name: Accuracy}}
+  - task: {{type: text-classification}}
+    dataset: {{type: sst2, name: SST-2}}
+    metrics:
+    - {{type: accuracy, value: 0.5}}
+    - {{type: f1, value: {value}}}
+---
+text
+"""
+
+
+def cards(tmp_path: Path, *values: object) -> list[Named]:
+    items = []
+    for i, value in enumerate(values):
+        folder = tmp_path / f"m{i}"
+        folder.mkdir()
+        (folder / "README.md").write_text(CARD.format(value=value))
+        items.append(Named(f"m{i}", result_of(str(folder), [1.0])))
+    return items
+
+
+def test_targets_of_model_cards(tmp_path: Path) -> None:
+    items = cards(tmp_path, 0.75, 0.875)
+    assert read_target("model-index:f1", items) == ({"m0": 0.75, "m1": 0.875}, "f1")
+    assert read_target("model-index:Accuracy@imdb", items)[0] == {"m0": 0.75, "m1": 0.875}
+    with pytest.raises(DataError, match=r"several values of accuracy.*@DATASET"):
+        read_target("model-index:accuracy", items)
+    with pytest.raises(DataError, match="m0, m1 have no bleu"):
+        read_target("model-index:bleu", items)
+    with pytest.raises(UsageError, match="--target-column"):
+        read_target("model-index:f1", items, column="x")
+
+
+def test_cards_without_a_number(tmp_path: Path) -> None:
+    items = cards(tmp_path, 0.75, "high")
+    with pytest.raises(DataError, match="m1: f1 is 'high'"):
+        read_target("model-index:f1", items)
+    (tmp_path / "m0" / "README.md").unlink()
+    with pytest.raises(DataError, match="cards of m0 have no f1"):
+        read_target("model-index:f1", items[:1])
