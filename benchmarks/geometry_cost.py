@@ -27,7 +27,7 @@ from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.estimate import ASCENTS, Settings, estimate
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.symmetry.find import find_symmetries
 
@@ -127,9 +127,12 @@ def ascent_seconds(chart: Chart, watch: Stopwatch, model: torch.nn.Module, steps
 
 def passes_per_step(case: Case) -> None:
     model, batch = build(case)
-    result = estimate(model, [batch], Settings(reproducibility=False))
-    print(f"\npasses of one batch, {result.steps} steps: {result.passes.forwards} forwards, {result.passes.backwards}"
-          " backwards")  # fmt: skip
+    for ascent in ASCENTS:
+        result = estimate(model, [batch], Settings(ascent=ascent, reproducibility=False))
+        print(
+            f"\npasses of one batch, {ascent}, at most {result.steps} steps: {result.passes.forwards} forwards, "
+            f"{result.passes.backwards} backwards"
+        )
 
 
 def peak_memory(case: Case) -> None:

@@ -4,7 +4,7 @@
 
 For each metric and radius: the score over the base loss, how much it grows with the radius (2 where the loss is
 quadratic in the ball, 1 where it is linear), how many batches converged in 20 steps, and the spread of a re-run from
-weights moved by a relative 1e-6. Radii are scored on their own, without warm starts.
+weights moved by a relative 1e-6. Radii are scored on their own, without warm starts, by Auto-PGD.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         for metric, radii in RADII.items():
             last = None
             for rho in radii:
-                r = score_pretrained(demo, metric=metric, rho=rho, samples=arguments.samples)
+                r = score_pretrained(demo, metric=metric, rho=rho, samples=arguments.samples, ascent="apgd")
                 value = r.geodesic_sharpness
                 growth = math.log(value / last[1]) / math.log(rho / last[0]) if last and value > 0 else None
                 converged = sum(b.converged for b in r.per_batch)

@@ -29,7 +29,7 @@ def measure(samples: int) -> list[dict[str, Any]]:
     for demo in DEMOS:
         for metric, geodesic, title in MEASURES:
             pair = [
-                score_pretrained(f"demo:{name}", metric=metric, geodesic=geodesic, samples=samples)
+                score_pretrained(f"demo:{name}", metric=metric, geodesic=geodesic, samples=samples, ascent="apgd")
                 for name in (demo, f"{demo}-twin")
             ]
             values = [r.geodesic_sharpness for r in pair]

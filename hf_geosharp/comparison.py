@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import gc
-import hashlib
 import io
 import json
 import os
-import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +16,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.checkpoints import Checkpoint, History, find_checkpoints, read_history
+from hf_geosharp.checkpoints import History
 from hf_geosharp.comparable import (
+    BASE_LOSS,
     SHARPNESS,
     Figure,
     Named,
@@ -32,7 +31,7 @@ from hf_geosharp.comparable import (
     same_batches,
 )
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
-from hf_geosharp.sharpness.journal import RESULT
+from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
 from hf_geosharp.sharpness.result import mean_with_error
 
 if TYPE_CHECKING:
@@ -305,20 +304,6 @@ def _ranked(rank: int, bounds: tuple[int, int], item: Named, found: Figure, runs
 # -------------------------------------------------------------------------------------------------- models to results
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A model to score; of a checkpoint with its run."""
-
-    place: str
-    revision: str | None = None
-    run: str = ""
-    step: int | None = None
-
-    @property
-    def source(self) -> str:
-        return self.place + (f"@{self.revision}" if self.revision else "")
-
-
 def compare_pretrained(
     models: Sequence[str],
     *,
@@ -352,12 +337,9 @@ def compare_pretrained(
         GeosharpError: as for :func:`hf_geosharp.score_pretrained`. A checkpoint of a run that cannot be scored is left
             out with a warning; any other model ends the comparison.
     """
-    files = [name for name in models if _holds_results(name)]
-    places = [name for name in models if name not in files]
-    members, found_runs, notes = _members(places, revision)
-    twice = [name for name, count in Counter(member.source for member in members).items() if count > 1]
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice; name each model once")
+    files = [name for name in models if holds_results(name)]
+    found = find_members([name for name in models if name not in files], revision)
+    members, notes = found.members, list(found.notes)
     results = read_results(files)
     total = len(members) + len(results)
     if total < 2:
@@ -365,17 +347,19 @@ def compare_pretrained(
             f"a comparison needs at least two models, and there {'is one' if total else 'is none'}; a folder of "
             "checkpoints (checkpoint-100, ...) counts as many"
         )
-    broken = _check_tasks(members, results)
+    _check_figure(rank_by, members, options)
+    broken = check_members(members, results, task=options.get("task", "auto"), token=token)
     skipped: dict[str, list[Skipped]] = {}
-    folders = _folders(members)
     taken: list[Named] = []
-    for number, (member, folder) in enumerate(zip(members, folders, strict=True), start=1):
+    for number, (member, folder) in enumerate(zip(members, folder_names(members), strict=True)):
         if told is not None:
-            told(f"{number} of {len(members)}: {member.source}")
+            told(f"{number + 1} of {len(members)}: {member.source}")
         try:
             if member.source in broken:
                 raise broken[member.source]
-            taken.append(_score(member, folder, output, token, progress, [*results, *taken], force, options))
+            place = None if output is None else Path(output) / folder
+            update = _overall(progress, number, len(members))
+            taken.append(_score(member, place, token, update, [*results, *taken], force, options))
         except ModelError as error:
             if not member.run:
                 raise
@@ -385,10 +369,10 @@ def compare_pretrained(
         reasons = "".join(f"\n  {s.name}: {s.reason}" for group in skipped.values() for s in group)
         raise ModelError(f"fewer than two of {total} models could be scored, too few to compare:{reasons}")
     runs = [
-        Run(folder, len(found), tuple(skipped.get(folder, ())), history.losses)
-        for folder, (found, history) in found_runs.items()
+        Run(folder, count, tuple(skipped.get(folder, ())), history.losses)
+        for folder, (count, history) in found.runs.items()
     ]
-    notes += [note for _, history in found_runs.values() for note in history.notes]
+    notes += [note for _, history in found.runs.values() for note in history.notes]
     notes += [
         f"{run.folder}: {len(run.skipped)} of {run.checkpoints} checkpoints skipped" for run in runs if run.skipped
     ]
@@ -396,118 +380,29 @@ def compare_pretrained(
     return dataclasses.replace(done, notes=(*notes, *done.notes))
 
 
-def _holds_results(name: str) -> bool:
-    """Whether a name stands for results on disk rather than for a model."""
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".json":
-        return True
-    if not path.is_dir() or (path / "config.json").is_file() or find_checkpoints(path):
-        return False
-    return (path / RESULT).is_file() or any(path.glob(f"*/{RESULT}"))
+def _check_figure(rank_by: str, members: Sequence[Member], options: Mapping[str, Any]) -> None:
+    """A figure that the scores will not have is told before they are taken."""
+    known = (SHARPNESS, BASE_LOSS, *options.get("baselines", ()))
+    if members and rank_by not in known:
+        raise UsageError(
+            f"rank_by is {rank_by!r}; the scores will have {', '.join(known)}, and baselines that are asked for"
+        )
 
 
-def _members(
-    places: Sequence[str], revision: str | None
-) -> tuple[list[_Member], dict[str, tuple[list[Checkpoint], History]], list[str]]:
-    """The models that names stand for, and the runs among them."""
-    members: list[_Member] = []
-    runs: dict[str, tuple[list[Checkpoint], History]] = {}
-    notes: list[str] = []
-    for place in places:
-        checkpoints = find_checkpoints(place)
-        is_model = (Path(place).expanduser() / "config.json").is_file()
-        if checkpoints and is_model and len(places) > 1:
-            notes.append(
-                f"{place} is a model and holds {len(checkpoints)} checkpoints: the model was taken; give the folder "
-                "alone to compare its checkpoints"
-            )
-        elif checkpoints:
-            runs[place] = checkpoints, read_history(place, checkpoints)
-            members += [_Member(str(c.folder), None, place, c.step) for c in checkpoints]
-            continue
-        members.append(_member(place, revision))
-    return members, runs, notes
-
-
-def _member(place: str, revision: str | None) -> _Member:
-    name, at, own = place.partition("@")
-    if at and not Path(place).expanduser().exists():
-        return _Member(name, own or None)
-    return _Member(place, None if _is_local(place) else revision)
-
-
-def _is_local(place: str) -> bool:
-    from hf_geosharp import demos
-    from hf_geosharp.tasks.hub import looks_like_path
-
-    return place.startswith(demos.PREFIX) or looks_like_path(place) or Path(place).expanduser().exists()
-
-
-def _check_tasks(members: Sequence[_Member], results: Sequence[Named]) -> dict[str, ModelError]:
-    """Looks at every config before anything is scored: one task for all; the checkpoints that have none come back.
-
-    Raises:
-        UsageError: the models do different tasks.
-        ModelError: a model that is no member of a run has no config.
-    """
-    broken: dict[str, ModelError] = {}
-    tasks: dict[str, list[str]] = {}
-    for item in results:
-        tasks.setdefault(str(item.result.model.get("task")), []).append(item.name)
-    for member in members:
-        try:
-            task = _task(member)
-        except ModelError as error:
-            if not member.run:
-                raise
-            broken[member.source] = error
-            continue
-        if task is not None:
-            tasks.setdefault(task, []).append(member.source)
-    _one_task(tasks)
-    return broken
-
-
-def _one_task(tasks: Mapping[str, Sequence[str]]) -> None:
-    if len(tasks) > 1:
-        listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in tasks.items())
-        raise UsageError(f"models of different tasks do not compare, for their losses are different things. {listed}")
-
-
-def _task(member: _Member) -> str | None:
-    """The task by the config's architecture; None where only loading tells."""
-    from hf_geosharp import demos
-    from hf_geosharp.tasks.hub import fetch, find_source
-    from hf_geosharp.tasks.kinds import task_of
-
-    place = member.place
-    if place.startswith(demos.PREFIX):
-        place = str(demos.path(demos.base_name(place)[0]))
-    path = fetch(find_source(place, member.revision), "config.json")
-    if path is None:
-        if (Path(place).expanduser() / "adapter_config.json").is_file():
-            return None
-        raise ModelError(f"{member.source} has no config.json, so it is no model")
-    try:
-        architectures = json.loads(path.read_bytes()).get("architectures") or []
-        task = task_of(str(architectures[0])) if architectures else None
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        raise ModelError(f"{member.source}: config.json cannot be read ({type(error).__name__}: {error})") from None
-    return None if task is None else task.name
-
-
-def _folders(members: Sequence[_Member]) -> list[str]:
-    """A folder's name for each model, the same whatever other models it is compared with."""
-    names = [re.sub(r"[^\w.@+-]+", "--", os.path.normpath(member.source)).strip("-.") for member in members]
-    counts = Counter(names)
-    digests = [hashlib.sha256(member.source.encode()).hexdigest()[:8] for member in members]
-    return [name if counts[name] == 1 else f"{name}-{own}" for name, own in zip(names, digests, strict=True)]
+def _overall(
+    progress: Callable[[Progress], None] | None, number: int, models: int
+) -> Callable[[Progress], None] | None:
+    """Counts over all models, as if each took as long."""
+    if progress is None:
+        return None
+    return lambda state: progress(
+        dataclasses.replace(state, done=number * state.total + state.done, total=models * state.total)
+    )
 
 
 def _score(
-    member: _Member,
-    folder: str,
-    output: str | os.PathLike[str] | None,
+    member: Member,
+    place: Path | None,
     token: str | None,
     progress: Callable[[Progress], None] | None,
     others: Sequence[Named],
@@ -523,8 +418,7 @@ def _score(
     loaded = load_pretrained(member.place, token=token, **{**loading, "revision": member.revision})
     if others:
         theirs = str(others[0].result.model.get("task"))
-        _one_task({theirs: [others[0].name], loaded.task.name: [member.source]})
-    place = None if output is None else Path(output) / folder
+        one_task({theirs: [others[0].name], loaded.task.name: [member.source]})
     result = score_pretrained(loaded, token=token, output=place, world=World(), progress=progress, **rest)
     item = Named(member.source, result, member.source, member.run, member.step)
     # The model goes before the next one comes.

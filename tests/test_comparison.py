@@ -18,6 +18,7 @@ from hf_geosharp.checkpoints import find_checkpoints, read_history
 from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.members import find_members, folder_names
 from tests.results import DATA, many, result_of, write
 
 # ------------------------------------------------------------------------------------------------------------- ranking
@@ -292,6 +293,103 @@ def test_a_run_of_checkpoints_with_broken_ones(world: dict[str, Path], tmp_path:
     assert {path: path.read_bytes() for path in tmp_path.glob("*/journal-0.jsonl")} == before
     with pytest.raises(UsageError, match="steps 2 there, 3 here"):
         compare_pretrained([run], output=tmp_path, **options(world, steps=3))
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _nan(folder: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.weight"] = torch.full_like(weights["classifier.weight"], float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config(text: str) -> Any:
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
+BROKEN = (
+    (_no_weights, "safetensors"),
+    (_nan, "NaN"),
+    (_config("{"), "config.json cannot be read"),
+    (_config("[]"), "config.json cannot be read"),
+    (_config("{}"), "names no architecture"),
+    (_config('{"architectures": ["BertModel"], "model_type": "bert"}'), "names no architecture"),
+    (_config('{"architectures": ["BertForSequenceClassification"], "model_type": "nonsense"}'), "nonsense"),
+    (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b""), "does not load"),
+)
+
+
+def test_checkpoints_broken_in_any_way_are_skipped(world: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("checkpoint-10", "checkpoint-40"):
+        shutil.copytree(world["run"] / name, tmp_path / name)
+    for step, (spoil, _) in enumerate(BROKEN, start=11):
+        shutil.copytree(world["run"] / "checkpoint-10", tmp_path / f"checkpoint-{step}")
+        spoil(tmp_path / f"checkpoint-{step}")
+    with pytest.warns(GeosharpWarning, match="skipped"):
+        found = compare_pretrained([str(tmp_path)], **options(world, steps=1))
+    assert sorted(held.step or 0 for held in found.ranking) == [10, 40]
+    for step, (skipped, (_, reason)) in enumerate(zip(found.skipped, BROKEN, strict=True), start=11):
+        assert Path(skipped.name).name == f"checkpoint-{step}"
+        assert reason in skipped.reason
+
+
+def test_an_interrupted_comparison_goes_on_where_it_was(world: dict[str, Path], tmp_path: Path) -> None:
+    models = [str(world["run"] / name) for name in ("checkpoint-10", "checkpoint-40")]
+    unbroken = compare_pretrained(models, **options(world))
+    counts: list[tuple[int, int]] = []
+
+    def stop(state: Any) -> None:
+        counts.append((state.done, state.total))
+        if state.stage == "score" and state.batch == 2 and 2 * state.done > state.total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare_pretrained(models, output=tmp_path, progress=stop, **options(world))
+    # Progress counts over both models.
+    assert counts == sorted(counts)
+    assert len({total for _, total in counts}) == 1
+    assert [path.parent.name for path in tmp_path.glob("*/result.json")] == [
+        path.parent.name for path in tmp_path.glob("*checkpoint-10/result.json")
+    ]
+    assert len(list(tmp_path.glob("*/journal-0.jsonl"))) == 2
+    assert compare_pretrained(models, output=tmp_path, **options(world)) == unbroken
+
+
+def test_a_folder_that_is_a_model_with_checkpoints(world: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(world["run"] / "checkpoint-40", tmp_path / "run")
+    for name in ("checkpoint-10", "checkpoint-40"):
+        shutil.copytree(world["run"] / name, tmp_path / "run" / name)
+    run = str(tmp_path / "run")
+    assert [member.step for member in find_members([run]).members] == [10, 40]
+    both = find_members([run, str(world["run"] / "checkpoint-10")])
+    assert [member.step for member in both.members] == [None, None]
+    assert "give the folder alone" in both.notes[0]
+
+
+def test_revisions() -> None:
+    found = find_members(["me/bert@v1", "me/bert@v2", "me/other", "demo:digits-vit"], "main")
+    assert [(member.place, member.revision) for member in found.members] == [
+        ("me/bert", "v1"),
+        ("me/bert", "v2"),
+        ("me/other", "main"),
+        ("demo:digits-vit", None),
+    ]
+    assert folder_names(found.members) == ["me--bert@v1", "me--bert@v2", "me--other@main", "demo--digits-vit"]
+    clash = find_members(["me/bert", "me--bert"]).members
+    assert len(set(folder_names(clash))) == 2
+
+
+def test_a_figure_that_no_score_will_have_is_told_at_once(world: dict[str, Path]) -> None:
+    told: list[str] = []
+    with pytest.raises(UsageError, match="rank_by is 'adaptive'"):
+        compare_pretrained([str(world["run"])], rank_by="adaptive", told=told.append, **options(world))
+    assert told == []
 
 
 def test_a_broken_model_that_was_named_ends_the_comparison(world: dict[str, Path]) -> None:

@@ -53,6 +53,7 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any]) -> str | None:
         "preset": preset,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": settings,
+        "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
         "parameters": [[n, *p.shape] for n, p in model.named_parameters(remove_duplicate=False)],
         "inputs": sorted(k for k in inputs if not k.startswith("_")),
         "versions": {name: _version(name) for name in ("hf-geosharp", "torch", "transformers", "peft")},

@@ -48,6 +48,10 @@ PRESETS: dict[str, frozenset[str]] = {
 """Which kinds of symmetry each preset uses."""
 
 
+SMALL = 1 << 26
+"""Parameters of a model that is proved kind by kind already when it is searched."""
+
+
 def find_symmetries(
     model: nn.Module,
     inputs: Mapping[str, Any] | None = None,
@@ -78,10 +82,12 @@ def find_symmetries(
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
         return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
-    with torch.enable_grad(), differentiable(model):
+    inputs = {k: v.clone() if isinstance(v, torch.Tensor) and v.is_inference() else v for k, v in inputs.items()}
+    with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts)
     # A twin knows one module; what else reads its weights shows on the model alone.
-    proved = verify(model, found, [inputs]).map
+    small = sum(p.numel() for p in model.parameters()) <= SMALL
+    proved = verify(model, found, [inputs], each=small).map
     found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
     if digest:
         cache.store(digest, found)
@@ -105,7 +111,8 @@ def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], la
     ]
     pairs = [*found.pairs, *_declared_pairs(model, names, layouts, found, trials)]
     outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
-    pairs += [u for u in outside if isinstance(u, Pair)]
+    known = [set(p.parameters) for p in pairs]
+    pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
     scales = [u for u in outside if isinstance(u, Scale) and u.kind in kinds]
     folds: list[Fold] = [*(gains(model, names, traced) if "norm_gain" in kinds else ()), *found.biases]
     used = tuple(p for p in pairs if p.kind in kinds)
@@ -200,8 +207,10 @@ def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Fam
         blocks = in_order(forms, families, pairing)
         g, h = (views_of(families.members, blocks, side) if blocks else None for side in "gh")
         if g is not None and h is not None:
-            group = Group(1, complex=True, isometric=True) if pairing else Group(g[0].width, isometric=True)
+            group = Group(1, complex=True) if pairing else Group(g[0].width)
+            # The whole group where something is done to the product alone, a cap on logits say.
             yield Pair("", kind, scope, group, g, h)
+            yield Pair("", kind, scope, replace(group, isometric=True), g, h)
 
 
 def _pairs(

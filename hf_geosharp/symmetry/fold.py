@@ -118,9 +118,8 @@ class ValueBias(Fold):
     def _through(self, weights: Weights, c: Tensor) -> Tensor:
         """W_O c, (o,)."""
         weight = self.weight.of(weights[self.weight.parameter])
-        c = c.to(weight)
-        product = weight * c.reshape(*c.shape, *(1,) * (weight.ndim - c.ndim))
-        return product.flatten(0, -2).sum(0)
+        weight = weight.reshape(self.weight.count * self.weight.width, -1, weight.shape[-1])
+        return (weight * c.to(weight).reshape(-1, 1, 1)).flatten(0, 1).sum(0)
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
         """A standard normal shift."""

@@ -49,6 +49,9 @@ class Group:
         x = torch.randn(copies, self.dim, self.dim, generator=generator, dtype=dtype)
         if self.dim == 1:
             spread = torch.rand(copies, 1, 1, generator=generator, dtype=torch.float64) - 0.5
+            if not self.complex:
+                # One at least is negative, so that what only positive numbers may do is told apart.
+                x[0] = -x[0].abs()
             turn = (x.abs() if self.positive else x).sgn()
             return turn if self.isometric else turn * condition**spread
         u, _, vh = torch.linalg.svd(x)

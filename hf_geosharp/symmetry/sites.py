@@ -203,6 +203,8 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
     if len(masks) > MAX_HEADS:
         return Couplings((), h_side, f"{len(masks)} heads are more than can be told apart")
     heads = [m for m in _members(form, ports, masks) if any(bool(x.any()) for x in m)]
+    if not heads:
+        return Couplings((), h_side, "nothing that can be told apart enters")
     edges: list[Edges] = [{} for _ in heads]
     reason = _couple(ports, first, seeds, heads, edges)
     done = set(h_side)
@@ -228,15 +230,15 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
 def _drop_common(ports: Sequence[Port], edges: Sequence[Edges], h_side: frozenset[Node]) -> None:
     """Takes out parameters that act on both sides, a table of rotations say: they are no feature of either."""
     entries = {p.family for p in ports if p.axis is None}
-    sides: dict[int, set[bool]] = {}
+    sides: dict[Node, set[bool]] = {}
     for own in edges:
         for a, b in own:
             for x, y in ((a, b), (b, a)):
                 if x[0] in entries and y[0] not in entries:
-                    sides.setdefault(x[0], set()).add(y in h_side)
-    common = {family for family, both in sides.items() if len(both) == 2}
+                    sides.setdefault(x, set()).add(y in h_side)
+    common = {node for node, both in sides.items() if len(both) == 2}
     for own in edges:
-        for pair in [p for p in own if p[0][0] in common or p[1][0] in common]:
+        for pair in [p for p in own if p[0] in common or p[1] in common]:
             del own[pair]
 
 
@@ -829,7 +831,8 @@ def _key_features(logits: Tensor, ports: Sequence[Port]) -> list[Tensor] | None:
         mask.select(axis, index).copy_(noise.select(axis, index))
         grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
         counts.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
-    keys = [(a > b) for a, b in zip(*counts, strict=True)]
+    # Of the classes of a router each is a key of its own: what the first key reads no other does.
+    keys = [(a > b) & (b > 0) for a, b in zip(*counts, strict=True)]
     queries = [(a > 0) & ~(a > b) for a, b in zip(*counts, strict=True)]
     keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
     return keys if any(bool(k.any()) for k in keys) and any(bool(q.any()) for q in queries) else None

@@ -115,6 +115,8 @@ _SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
 
 
+_IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
+
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
 
 
@@ -161,6 +163,12 @@ class _Cutter(TorchFunctionMode):
 
     def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """Notes who but linear maps reads what a norm wrote."""
+        name = getattr(func, "__name__", "")
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            changed = args[0] if args else None
+            norm = self.trace.norm_of(changed) if isinstance(changed, Tensor) else None
+            if norm is not None:
+                self.trace.bypassed.add(norm)
         if not isinstance(result, (Tensor, tuple, list)):
             return
         for x in (*args, *kwargs.values()):

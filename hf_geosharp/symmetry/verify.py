@@ -85,6 +85,11 @@ def verify(
     with widened(model):
         if batches is None:
             batches = example_batches(model, symmetries)
+        wide = next(model.parameters()).dtype
+        narrow = (torch.float16, torch.bfloat16)
+        batches = [
+            {k: v.to(wide) if isinstance(v, Tensor) and v.dtype in narrow else v for k, v in b.items()} for b in batches
+        ]
         element = symmetries.random_element(model, seed, condition)
         with _trial(model, symmetries, batches, element) as trial:
             return _verified(trial, symmetries, each)
@@ -103,7 +108,7 @@ MAX_TOKENS = 160
 def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool) -> Verified:
     failed: dict[str, str] = {}
     trial.search([s.name for s in symmetries.symmetries], failed)
-    claims = {n: Claim(n, *trial.single[n], "failed") for n in failed}
+    claims = {n: Claim(n, *trial.single[n], _failure(*trial.single[n])) for n in failed}
     remaining = symmetries.without(failed)
     moved: float | None = None
     control: float | None = None
@@ -129,6 +134,10 @@ def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool) -> Verified:
         remaining = remaining.without({**dead, **worse})
     order = [s.name for s in symmetries.symmetries]
     return Verified(remaining, moved, control, tuple(claims[n] for n in order))
+
+
+def _failure(moved: float, control: float) -> str:
+    return "dead" if moved < DEAD and control < DEAD else "failed"
 
 
 class _Trial:

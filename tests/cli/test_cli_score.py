@@ -363,10 +363,11 @@ def test_choices_are_those_of_the_package() -> None:
     from hf_geosharp.cli import options
     from hf_geosharp.geometry.metrics import METRICS, ORDERS
     from hf_geosharp.parallel import TIMEOUT
-    from hf_geosharp.sharpness.estimate import ON_NAN, SHARDS
+    from hf_geosharp.sharpness.estimate import ASCENTS, ON_NAN, SHARDS
     from hf_geosharp.symmetry.find import PRESETS
 
     assert set(options.METRICS) == set(METRICS)
     assert options.GEODESICS == ORDERS
     assert set(options.SYMMETRIES) == set(PRESETS)
+    assert tuple(ASCENTS) == options.ASCENTS
     assert (options.SHARDS, options.ON_NAN, options.TIMEOUT) == (SHARDS, ON_NAN, TIMEOUT)

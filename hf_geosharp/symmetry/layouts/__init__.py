@@ -65,7 +65,23 @@ def _shipped() -> tuple[tuple[Layout, ...], Conventions]:
     return tuple(_layout(entry, conventions) for entry in data["layouts"]), conventions
 
 
+_KEYS = {"name", *ROLES, "patterns", "select", "parts", "heads"}
+_AXES = {"n", "g", "h", "s"}
+
+
 def _layout(entry: Mapping[str, Any], conventions: Conventions) -> Layout:
+    """The layout that an entry describes.
+
+    Raises:
+        ValueError: something in it is unknown or no name.
+    """
+    if unknown := set(entry) - _KEYS:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
+    if not all(isinstance(entry[k], str) for k in ("name", *ROLES)):
+        raise ValueError("name, q, k, v and o are texts")
+    for pattern in entry.get("patterns", {}).values():
+        if unknown := {a for group in parse(pattern) for a in group} - _AXES:
+            raise ValueError(f"unknown axes {sorted(unknown)} in {pattern!r}: there are {sorted(_AXES)}")
     heads = entry.get("heads")
     return Layout(
         entry["name"],
@@ -104,7 +120,7 @@ def read_layouts(path: str | Path) -> tuple[Layout, ...]:
         if data["schema"] != 1:
             raise UsageError(f"The layout file {path} has schema {data['schema']!r}; this version reads schema 1.")
         return tuple(_layout(entry, _shipped()[1]) for entry in data["layouts"])
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
             f'The layout file {path} does not describe layouts ({error!r}): it needs {{"schema": 1, "layouts": '
             f'[{{"name": ..., "q": ..., "k": ..., "v": ..., "o": ...}}]}}.'

@@ -1,0 +1,185 @@
+"""The models that a comparison is of: which ones names stand for, and whether they do the same task."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_geosharp import demos
+from hf_geosharp.checkpoints import History, find_checkpoints, read_history
+from hf_geosharp.comparable import Named
+from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.sharpness.journal import RESULT
+
+
+@dataclass(frozen=True)
+class Member:
+    """A model to score; of a checkpoint with its run and its step."""
+
+    place: str
+    revision: str | None = None
+    run: str = ""
+    step: int | None = None
+
+    @property
+    def source(self) -> str:
+        """As it was named."""
+        return self.place + (f"@{self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True)
+class Members:
+    """Models, and the runs that some of them are checkpoints of: folder -> their number and what was logged."""
+
+    members: tuple[Member, ...]
+    runs: Mapping[str, tuple[int, History]]
+    notes: tuple[str, ...] = ()
+
+
+def holds_results(name: str) -> bool:
+    """Whether a name stands for results on disk rather than for a model."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".json":
+        return True
+    if not path.is_dir() or _is_model(path) or find_checkpoints(path):
+        return False
+    return (path / RESULT).is_file() or any(path.glob(f"*/{RESULT}"))
+
+
+def find_members(places: Sequence[str], revision: str | None = None) -> Members:
+    """The models that names stand for.
+
+    Args:
+        places: ids of the Hub, with or without ``@revision``; folders; shipped demos; folders with checkpoints, each of
+            which stands for all of these. A folder that is a model as well is the model, unless it is the only place.
+        revision: of the ids without one.
+
+    Raises:
+        UsageError: a model is there twice.
+    """
+    members: list[Member] = []
+    runs: dict[str, tuple[int, History]] = {}
+    notes: list[str] = []
+    for place in places:
+        checkpoints = find_checkpoints(place)
+        if checkpoints and _is_model(Path(place).expanduser()) and len(places) > 1:
+            notes.append(
+                f"{place} is a model and holds {len(checkpoints)} checkpoints: the model was taken; give the folder "
+                "alone to compare its checkpoints"
+            )
+        elif checkpoints:
+            runs[place] = len(checkpoints), read_history(place, checkpoints)
+            members += [Member(str(c.folder), None, place, c.step) for c in checkpoints]
+            continue
+        members.append(_member(place, revision))
+    twice = [name for name, count in Counter(member.source for member in members).items() if count > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice; name each model once")
+    return Members(tuple(members), runs, tuple(notes))
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file()
+
+
+def _member(place: str, revision: str | None) -> Member:
+    name, at, own = place.partition("@")
+    if at and own and not Path(place).expanduser().exists():
+        return Member(name, own)
+    return Member(place, None if _is_local(place) else revision)
+
+
+def _is_local(place: str) -> bool:
+    from hf_geosharp.tasks.hub import looks_like_path
+
+    return place.startswith(demos.PREFIX) or looks_like_path(place) or Path(place).expanduser().exists()
+
+
+def folder_names(members: Sequence[Member]) -> list[str]:
+    """A folder's name for each, the same whatever other models it is compared with."""
+    names = [re.sub(r"[^\w.@+-]+", "--", os.path.normpath(member.source)).strip("-.") for member in members]
+    counts = Counter(names)
+    digests = [hashlib.sha256(member.source.encode()).hexdigest()[:8] for member in members]
+    return [name if counts[name] == 1 else f"{name}-{own}" for name, own in zip(names, digests, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------------------- tasks
+
+
+def check_members(
+    members: Sequence[Member], results: Sequence[Named] = (), *, task: str = "auto", token: str | None = None
+) -> dict[str, ModelError]:
+    """Looks at every config, before anything is loaded.
+
+    Args:
+        members: the models.
+        results: what they are compared with.
+        task: that all do; "auto" reads it from the configs.
+        token: of the Hub.
+
+    Returns:
+        What is wrong with checkpoints that can be no model, by their source.
+
+    Raises:
+        UsageError: they do different tasks.
+        ModelError: a model that is no checkpoint of a run has no config that can be read.
+        HubError: the Hub does not give a config.
+    """
+    broken: dict[str, ModelError] = {}
+    tasks: dict[str, list[str]] = {}
+    for item in results:
+        tasks.setdefault(str(item.result.model.get("task")), []).append(item.name)
+    for member in members:
+        try:
+            found = _task(member, token) if task == "auto" else task
+        except ModelError as error:
+            if not member.run:
+                raise
+            broken[member.source] = error
+            continue
+        if found is not None:
+            tasks.setdefault(found, []).append(member.source)
+    one_task(tasks)
+    return broken
+
+
+def one_task(tasks: Mapping[str, Sequence[str]]) -> None:
+    """Refuses models (by task) that do different things.
+
+    Raises:
+        UsageError: there is more than one task.
+    """
+    if len(tasks) > 1:
+        listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in tasks.items())
+        raise UsageError(f"models of different tasks do not compare, for their losses are different things. {listed}")
+
+
+def _task(member: Member, token: str | None) -> str | None:
+    """The task by the config's architecture; None where only loading tells."""
+    from hf_geosharp.tasks.hub import fetch, find_source
+    from hf_geosharp.tasks.kinds import task_of
+
+    place = member.place
+    if place.startswith(demos.PREFIX):
+        place = str(demos.path(demos.base_name(place)[0]))
+    path = fetch(find_source(place, member.revision, token), "config.json")
+    if path is None:
+        # Loading says what is to be done about an adapter.
+        if (Path(place).expanduser() / "adapter_config.json").is_file():
+            return None
+        raise ModelError(f"{member.source} has no config.json, so it is no model")
+    try:
+        config = json.loads(path.read_bytes())
+        architectures = config.get("architectures") or []
+        task = task_of(str(architectures[0])) if architectures else None
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise ModelError(f"{member.source}: config.json cannot be read ({type(error).__name__}: {error})") from None
+    if task is None and member.run and "auto_map" not in config:
+        raise ModelError(f"{member.source}: config.json names no architecture that can be scored ({architectures})")
+    return None if task is None else task.name
