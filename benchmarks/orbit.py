@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,41 +198,66 @@ def page(rows: list[Row]) -> str:
     """What was found, as Markdown."""
     table = ratios(rows)
     exact = max(abs(r[name] - 1) for r in table for name in INVARIANT)
-    lines = [
-        "# Along the orbit",
-        "",
-        "Made by `make orbit` (`benchmarks/orbit.py`) from `benchmarks/data/orbit.json`; not to be edited by hand.",
-        "",
-        "![Each measure over its value on the model, against scale and condition of the group element](orbit.svg)",
-        "",
-        "Every query/key and value/output pair (G, H) of a demo goes to (G A⁻¹, H Aᵀ), A = c U D V: random rotations U and V",
-        "of each head, and a diagonal D of condition κ. The function is the same: outputs move by at most "
-        f"{max(r['outputs'] for r in rows):.0e}.",
-        "Each entry is a measure divided by its value on the model as it ships (float64, one batch, default radii).",
-        f"The geodesic scores stay, to a relative {exact:.0e}; no other measure does.",
-        "",
-    ]
+    moves, worst = (max(r[key] for r in rows) for key in ("outputs", "residual"))
+    tables = []
     for demo in DEMOS:
         for title, values, of in SWEEPS:
             own = {of[r["move"]]: r for r in table if r["demo"] == demo and r["move"] in of}
-            lines += [f"| {demo}, {title} | " + " | ".join(f"{x:g}" for x in values) + " |",
-                      "| --- |" + " ---: |" * len(values)]  # fmt: skip
-            lines += [f"| {name} | " + " | ".join(_cell(name, own[x][name]) for x in values) + " |" for name in MEASURES]
-            lines.append("")
-    worst = max(r["residual"] for r in rows)
-    lines += [
-        "- At c = κ = 1 only a rotation is left. Lengths stay, and with them what is Euclidean: weight norm, gradient norm,",
-        "  top eigenvalue, Euclidean sharpness. Adaptive sharpness moves a little: it belongs to the axes in which the",
-        "  weights are stored.",
-        "- Scale: one factor of each pair grows and the other shrinks, and a fixed step in the small one is a large change of",
-        "  the product. What is Euclidean rises on both sides. Adaptive sharpness does not depend on c: a common factor of",
-        "  the entries of a factor is what it is invariant under.",
-        "- Condition: adaptive sharpness is the one that moves most, for a group element that is no multiple of a rotation",
-        "  makes large entries out of small ones by cancellation.",
-        f"- The eigenvalue is of {ITERATIONS} power iterations; ‖Hx − λx‖ / |λ| is at most {worst:.0e}.",
-        "",
+            lines = [f"| {demo}, {title} | " + " | ".join(f"{x:g}" for x in values) + " |"]
+            lines.append("| --- |" + " ---: |" * len(values))
+            lines += [
+                f"| {name} | " + " | ".join(_cell(name, own[x][name]) for x in values) + " |" for name in MEASURES
+            ]
+            tables.append("\n".join(lines))
+    blocks = [
+        "# Along the orbit",
+        "Made by `make orbit` (`benchmarks/orbit.py`) from `benchmarks/data/orbit.json`; not to be edited by hand.",
+        "![Each measure over its value on the model, against scale and condition of the group element](orbit.svg)",
+        paragraph(
+            "Every query/key and value/output pair (G, H) of a demo goes to (G A⁻¹, H Aᵀ), A = c U D V: random "
+            "rotations",
+            "U and V of each head, and a diagonal D of condition κ. The function is the same: outputs move by at most",
+            f"{moves:.0e}. Each entry is a measure divided by its value on the model as it ships (float64, one batch,",
+            f"default radii). The geodesic scores stay, to a relative {exact:.0e}; no other measure does.",
+        ),
+        *tables,
+        "\n".join(
+            (
+                paragraph(
+                    "- At c = κ = 1 only a rotation is left. Lengths stay, and with them what is Euclidean: "
+                    "weight norm,",
+                    "gradient norm, top eigenvalue, Euclidean sharpness. Adaptive sharpness moves a little: it "
+                    "belongs to",
+                    "the axes in which the weights are stored.",
+                ),
+                paragraph(
+                    "- Scale: one factor of each pair grows and the other shrinks, and a fixed step in the small "
+                    "one is a",
+                    "large change of the product. What is Euclidean rises at both ends. Adaptive sharpness does "
+                    "not depend",
+                    "on c: a common factor of a factor's entries is what it is invariant under.",
+                ),
+                paragraph(
+                    "- Condition: an element that is no multiple of a rotation makes large entries whose parts "
+                    "cancel in the",
+                    "product, and a relative change of each entry does not let them. Here adaptive sharpness "
+                    "moves most.",
+                ),
+                paragraph(
+                    "- The top eigenvalue is the one largest in modulus, which for vader-bert is negative;",
+                    f"{ITERATIONS} power iterations, ‖Hx − λx‖ / |λ| at most {worst:.0e}.",
+                ),
+            )
+        ),
     ]
-    return "\n".join(lines)
+    return "\n\n".join(blocks) + "\n"
+
+
+def paragraph(*pieces: str) -> str:
+    """Pieces of text as wrapped lines of Markdown; a list item keeps its indent."""
+    text = " ".join(pieces)
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(name: str, value: float) -> str:

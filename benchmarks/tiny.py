@@ -54,7 +54,7 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"temporal_patch|tubelet", lambda v: v),
     (r"patch_size", lambda v: 8 if v >= 8 else v),
     (r"sliding_window|attention_window|attention_chunk|local_attention|window_attention", lambda v: min(v, 8)),
-    (r"window", lambda v: min(v, 4)),
+    (r"window", lambda v: 32 if v >= 64 else min(v, 4)),  # in pixels, or in patches
     (r"buckets", lambda v: v),
     (r"chunk|block_length", lambda v: min(v, 8)),
     (r"kernel|stride|dilation|conv_l_cache|d_conv", lambda v: v if v <= 16 else 15 if v % 2 else 16),

@@ -208,6 +208,7 @@ _measure_options = _together(
     click.option("--baselines", is_flag=True, help="Also the adaptive sharpness at the same radius."),
 )
 
+
 def _add_layouts(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> None:
     if files:
         from hf_geosharp.symmetry.layouts import read_layouts, register_layout

@@ -20,8 +20,8 @@ from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.parameters import canonical_names
-from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.parameters import canonical_names, widened
+from hf_geosharp.symmetry.probe import Trials, Widened, double_by_default
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import (
     Analysis,
@@ -82,12 +82,10 @@ def find_symmetries(
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
         return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
-    inputs = {k: v.clone() if isinstance(v, torch.Tensor) and v.is_inference() else v for k, v in inputs.items()}
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts)
     # A twin knows one module; what else reads its weights shows on the model alone.
-    small = sum(p.numel() for p in model.parameters()) <= SMALL
-    proved = verify(model, found, [inputs], each=small).map
+    proved = _proved(model, found, inputs)
     found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
     if digest:
         cache.store(digest, found)
@@ -133,6 +131,18 @@ _CLIPS = {
     "clip_qkv": "queries, keys and values are cut off there; the symmetries hold only while nothing reaches it",
 }
 """Settings of configurations under which a symmetry ends at large values."""
+
+
+def _proved(model: nn.Module, found: SymmetryMap, inputs: Mapping[str, Any]) -> SymmetryMap:
+    """The map less what does not hold on the model; a small model is proved kind by kind, in double precision."""
+    if sum(p.numel() for p in model.parameters()) <= SMALL:
+        try:
+            with widened(model, torch.float64), Widened(), double_by_default():
+                return verify(model, found, [inputs], each=True).map
+        except (RuntimeError, ValueError, TypeError):
+            # Some models have operations that know single precision only.
+            pass
+    return verify(model, found, [inputs]).map
 
 
 class _Names:

@@ -118,7 +118,8 @@ class ValueBias(Fold):
     def _through(self, weights: Weights, c: Tensor) -> Tensor:
         """W_O c, (o,)."""
         weight = self.weight.of(weights[self.weight.parameter])
-        weight = weight.reshape(self.weight.count * self.weight.width, -1, weight.shape[-1])
+        # Heads that share a value head stand as rows; where each has a bias of its own, c has them too.
+        weight = weight.reshape(c.numel(), -1, weight.shape[-1])
         return (weight * c.to(weight).reshape(-1, 1, 1)).flatten(0, 1).sum(0)
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:

@@ -110,8 +110,8 @@ def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def widened(model: nn.Module, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Holds half-precision parameters and buffers of a model in ``dtype`` for a while; the stored ones come back."""
-    narrow = (torch.float16, torch.bfloat16)
+    """Holds parameters and buffers that are narrower than ``dtype`` in it for a while; the stored ones come back."""
+    narrow = (torch.float16, torch.bfloat16, *((torch.float32,) if dtype == torch.float64 else ()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in narrow]
     stored = [(t, t.data) for t in tensors]
     try:

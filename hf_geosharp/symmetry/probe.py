@@ -50,7 +50,7 @@ class Widened(TorchFunctionMode):
 
 
 @contextmanager
-def _double_by_default() -> Iterator[None]:
+def double_by_default() -> Iterator[None]:
     """Constants that code makes on its way are doubles too."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -133,7 +133,7 @@ class LocalTwin:
     def run(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
         """The module's floating-point outputs with these weights."""
         substitutes = {local: weights[name] for local, name in self._locals.items()}
-        with torch.no_grad(), Widened(), _double_by_default():
+        with torch.no_grad(), Widened(), double_by_default():
             outputs = torch.func.functional_call(self._module, substitutes, self._args, dict(self._kwargs))
         return output_tensors(outputs)
 

@@ -371,6 +371,11 @@ def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
     Raises:
         Exception: what the model raises on this batch.
     """
+    with torch.inference_mode(False):
+        return _trace(model, batch, seed)
+
+
+def _trace(model: nn.Module, batch: Mapping[str, Any], seed: int) -> Trace:
     result = Trace()
     names: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
@@ -378,6 +383,8 @@ def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
             names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
             result.parameters[id(p)] = name
     cutter = _Cutter(result, names, seed)
+    # Tensors of inference mode cannot take part in a graph.
+    batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     with differentiable(model), _scoped(model, cutter, result), _no_fast_path(), torch.enable_grad(), cutter:
         outputs = call(model, batch)
     # What the model returns is read by whoever called it.

@@ -127,7 +127,10 @@ def test_the_test_loss_is_the_mean_over_all_inputs() -> None:
 
 @pytest.mark.parametrize(
     ("x", "y", "expected"),
-    [([1, 2, 3], [1, 3, 2], 1 / 3), ([1, 1, 2], [1, 2, 3], 2 / 3), ([1, 2, 3, 4], [4, 3, 2, 1], -1), ([1, 1], [1, 2], 0)],
+    [
+        ([1, 2, 3], [1, 3, 2], 1 / 3), ([1, 1, 2], [1, 2, 3], 2 / 3), ([1, 2, 3, 4], [4, 3, 2, 1], -1),
+        ([1, 1], [1, 2], 0),
+    ],
 )  # fmt: skip
 def test_tau_a_by_hand(x: list[float], y: list[float], expected: float) -> None:
     assert diagonal.tau_a(x, y) == pytest.approx(expected)

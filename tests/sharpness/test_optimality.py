@@ -47,10 +47,11 @@ def charted(
 
 
 def climb(
-    model: nn.Module, symmetries: SymmetryMap, geometry: Geometry, batch: Batch, rho: float, ascent: str = "apgd"
-) -> Climb:
+    model: nn.Module, symmetries: SymmetryMap, geometry: Geometry, batch: Batch, rho: float, steps: int = 20,
+    ascent: str = "apgd",
+) -> Climb:  # fmt: skip
     with charted(model, symmetries, geometry, batch) as (chart, evaluate):
-        return ASCENTS[ascent](chart.space, evaluate, rho, 20)
+        return ASCENTS[ascent](chart.space, evaluate, rho, steps)
 
 
 # --------------------------------------------------------------------------------------------------- brute force
@@ -157,7 +158,7 @@ def test_ascent_reaches_99_per_cent_of_the_brute_force_maximum(
     # The optimiser stops within 1e-6 of its maximum; four Runge-Kutta steps leave 1e-5.
     rounding = 1e-5 if (metric, order) == ("mix", "exact") else 1e-6
     for ascent in ASCENTS:
-        found = climb(model, attention_map(), Geometry(metric, order), batch, rho, ascent)
+        found = climb(model, attention_map(), Geometry(metric, order), batch, rho, ascent=ascent)
         assert 0.99 * brute <= found.rise <= brute * (1 + rounding), ascent
 
 

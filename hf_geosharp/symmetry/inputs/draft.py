@@ -59,7 +59,7 @@ class Facts:
 
     def get(self, names: str | Sequence[str], scope: str = "") -> Any:
         """The first attribute that is set, in the configurations of a scope first; None if there is none."""
-        words = SCOPES.get(scope, ())
+        words = SCOPES.get(scope, (scope,) if scope else ())
         order = sorted(self.all, key=lambda c: next((i for i, w in enumerate(words) if w in c[0]), len(words)))
         for name, (_, config) in itertools.product([names] if isinstance(names, str) else names, order):
             try:

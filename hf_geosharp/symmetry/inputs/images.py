@@ -22,7 +22,7 @@ def images(draft: Draft) -> list[Part]:
     """Ways to give images, as far as the signature has a place for them."""
     names = set(draft.names)
     if names & (GRIDS | PLACES) and names & {"pixel_values", "hidden_states", "flattened_patches"}:
-        return [_patches, lambda d: _patches(d, time=1)]
+        return [_patches, lambda d: _patches(d, time=1), lambda d: _patches(d, apart=True)]
     if "aspect_ratio_ids" in names:
         return [_tiles]
     name = next((n for n in ("pixel_values", "pixel_values_videos", "image", "images") if n in names), None)
@@ -41,10 +41,10 @@ def images(draft: Draft) -> list[Part]:
     return [_whole(name, lead, size, tell) for size in sizes for tell in told for lead in leads]
 
 
-def _size(draft: Draft) -> tuple[int, int]:
+def _size(draft: Draft, scope: str = "image") -> tuple[int, int]:
     """Height and width."""
     names = ("image_size", "img_size", "input_size", "crop_size", "pretrain_image_size")
-    size = draft.facts.get(names, "image")
+    size = draft.facts.get(names, scope)
     if isinstance(size, Mapping):
         size = [size["height"], size["width"]] if "height" in size else list(size.values())[:1]
     if not size:
@@ -59,7 +59,9 @@ def _whole(name: str, lead: tuple[int, ...], size: tuple[int, int], tell: bool) 
         channels = draft.facts.number(SIZES["channels"], "image") or 3
         draft.sides["height"], draft.sides["width"] = size
         sizes = {"image_sizes": torch.tensor(size).repeat(draft.rows, 1)} if tell else {}
-        return {name: draft.normal(draft.rows, *lead, channels, *size), **sizes}
+        more = [n for n in draft.names if n.endswith(f"_{name}")]
+        larger = {n: draft.normal(draft.rows, *lead, channels, *_size(draft, n.removesuffix(f"_{name}"))) for n in more}
+        return {name: draft.normal(draft.rows, *lead, channels, *size), **larger, **sizes}
 
     return make
 
@@ -74,8 +76,11 @@ def _tiles(draft: Draft) -> Batch:
     }
 
 
-def _patches(draft: Draft, time: int | None = None) -> Batch:
-    """Patches of ``time`` frames each, on grids of two sides longer than one, which merging divides."""
+def _patches(draft: Draft, time: int | None = None, apart: bool = False) -> Batch:
+    """Patches of ``time`` frames each, on grids of two sides longer than one, which merging divides.
+
+    Those of all images in one list where grids say how to part them, unless they are to be ``apart``.
+    """
     get, rows = draft.facts.number, draft.rows
     merge = get(("spatial_merge_size", "merge_size", "downsample_factor", "pooling_kernel_size"), "image") or 1
     patch = get("patch_size", "image") or 8
@@ -88,13 +93,14 @@ def _patches(draft: Draft, time: int | None = None) -> Batch:
     grids = torch.tensor([1, height, width]).repeat(rows, 1)
     in_one = pixels.flatten(0, 1)
     return {
-        "pixel_values": in_one if GRIDS & set(draft.names) else pixels,
+        "pixel_values": in_one if GRIDS & set(draft.names) and not apart else pixels,
         "hidden_states": in_one,
         "image_grid_thw": grids,
         "grid_thw": grids,
         "image_grid_hw": grids[:, 1:],
         "spatial_shapes": grids[:, 1:],
         "merge_sizes": torch.full((rows,), merge),
+        "image_merge_sizes": torch.full((rows,), merge),
         "pixel_attention_mask": torch.ones(rows, height * width, dtype=torch.long),
         "pixel_position_ids": places,
         "image_position_ids": places,
