@@ -372,8 +372,11 @@ def agreement(x: Sequence[float], y: Sequence[float]) -> Tensor:
 
 def tau_a(x: Sequence[float], y: Sequence[float]) -> float:
     """Kendall's tau-a: concordant less discordant pairs, over all pairs."""
-    n = len(x)
-    return float(agreement(x, y).sum()) / (n * (n - 1))
+    return _tau(agreement(x, y))
+
+
+def _tau(table: Tensor) -> float:
+    return float(table.sum()) / (len(table) * (len(table) - 1))
 
 
 def bootstrap(tables: Sequence[Tensor], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
@@ -404,7 +407,7 @@ def useful(seed: Row) -> Row:
 def cell(seeds: Sequence[Row], of: Callable[[Row], float]) -> Row:
     """Tau-a of a measure with the test loss: mean over data seeds, its interval, and each seed's own."""
     tables = [agreement([of(n) for n in s["nets"]], [n["test_loss"] for n in s["nets"]]) for s in seeds]
-    taus = [float(t.sum()) / (len(t) * (len(t) - 1)) for t in tables]
+    taus = [_tau(t) for t in tables]
     low, high = bootstrap(tables)
     return {"tau": _round(statistics.fmean(taus)), "low": _round(low), "high": _round(high),
             "seeds": [_round(t) for t in taus]}  # fmt: skip
@@ -734,9 +737,11 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
             [n[metric] for n in nets], [n["test_loss"] for n in nets], s=14,
             c=[math.log10(n["scale"]) for n in nets], cmap="viridis",
         )  # fmt: skip
-        axis.set_xscale("log")
         axis.set_yscale("log")
-        axis.set_xlabel(f"{metric}, exact, ρ = {RADII[metric][SHOWN]:g}")
+        axis.locator_params(axis="x", nbins=4)
+        axis.ticklabel_format(axis="x", scilimits=(-3, 3))
+        axis.set_title(f"exact, ρ = {RADII[metric][SHOWN]:g}", fontsize=10)
+        axis.set_xlabel(metric)
     points[0].set_ylabel("test loss")
     figure.colorbar(drawn, ax=list(points), label="log₁₀ of the initial scale", pad=0.01)
     for axis in (*curves, *points):
