@@ -92,12 +92,12 @@ def secant(
     assert g is not None
     base = loss if base is None else base
     slope = rho * space.norm(g)
-    lost = not slope > NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)) or slope == math.inf
-    if (stationary and start is None) or lost:
-        # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
+    if not math.isfinite(slope):
         g = space.zeros()
     walk = _Walk(space, rho, u, loss, g)
     walk.finite = math.isfinite(slope)
+    # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
+    walk.lost = (stationary and start is None) or not NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)) < slope
     del u, g, given, start  # the walk lets go of them when it has better ones
     generator = generator or torch.Generator().manual_seed(0)
     history = [loss - base]
@@ -133,6 +133,8 @@ class _Walk:
         self.space, self.rho = space, rho
         self.u, self.loss, self.g = u, loss, g
         self.finite = True
+        self.lost = False
+        """Whether the next step goes in a random direction."""
         # A hair inside, so that rounding does not leave the ball.
         self._inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
         self._reach = self._inside
@@ -150,9 +152,11 @@ class _Walk:
 
     def next(self, generator: torch.Generator) -> Tangent | None:
         """Where the model is largest; None if it promises nothing, unless that is because nothing is known yet."""
-        lost = not self.space.dot(self.g, self.g) > 0
-        point = None if lost and self._last is None else self._best_of_model()
-        return self._anywhere(generator) if point is None and lost else point
+        lost, self.lost = self.lost, False
+        point = None if lost else self._best_of_model()
+        if point is None and (lost or not self.space.dot(self.g, self.g) > 0):
+            return self._anywhere(generator)
+        return point
 
     def _best_of_model(self) -> Tangent | None:
         model = _Model(self.space, self.u, self.g, self._last, self.noise)

@@ -72,7 +72,7 @@ def _candidates(
 ) -> Iterator[Pair]:  # fmt: skip
     """The pair of all groups of one shape as copies."""
     second = {f for (f, _), _ in edges}
-    if len(groups) < 2 or second & {f for _, (f, _) in edges}:
+    if second & {f for _, (f, _) in edges}:
         return
     sides: dict[bool, list[View]] = {False: [], True: []}
     for family in dict.fromkeys(f for f, _ in groups[0]):

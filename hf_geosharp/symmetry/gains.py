@@ -43,7 +43,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             continue
         if id(module._parameters["weight"]) not in names:
             continue
-        mapped = _readers(readers, private, module._parameters["weight"].shape[0])  # type: ignore[union-attr]
+        mapped = _readers(readers, private, module._parameters["weight"].shape[0])
         if mapped is None:
             continue
         gain = _gain(module, path, mapped, names, LocalTwin(module, trace.calls[path], names))

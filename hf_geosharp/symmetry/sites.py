@@ -221,8 +221,8 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
         done |= met
     _drop_common(ports, edges, h_side)
     # What is only added to the form, a bias that a map computes, is no feature of a head.
-    met = {n[0] for own in edges for pair in own for n in pair}
-    meeting = [i for i, p in enumerate(ports) if p.axis is not None and p.family in met]
+    kinds = {n[0] for own in edges for pair in own for n in pair}
+    meeting = [i for i, p in enumerate(ports) if p.axis is not None and p.family in kinds]
     nodes = [frozenset(_nodes([ports[i] for i in meeting], [own[i] for i in meeting])) for own in heads]
     return Couplings(tuple(edges), h_side, reason, tuple(nodes))
 

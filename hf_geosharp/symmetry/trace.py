@@ -89,7 +89,11 @@ class Trace:
 
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""
-        return self.norms.get(tensor.untyped_storage().data_ptr())
+        try:
+            return self.norms.get(tensor.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError):
+            # Tensors within vmap, and others that are no memory, are not what a norm wrote.
+            return None
 
     def sources(self, tensor: Tensor) -> list[Tensor]:
         """The leaves (cuts and parameters) on which a tensor depends, in the order of the graph."""

@@ -156,7 +156,9 @@ class _Trial:
         self.base: list[Tensor] = []
 
     def outputs(self) -> list[Tensor]:
-        with torch.no_grad():
+        # Some models draw numbers in evaluation mode too: the same ones each time.
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
             return [t.detach().clone() for b in self.batches for t in output_tensors(call(self.model, b))]
 
     def measure(self, names: Sequence[str]) -> tuple[float, float]:

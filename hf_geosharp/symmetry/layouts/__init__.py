@@ -224,7 +224,7 @@ def _sizes(linears: Mapping[str, LinearMap], layout: Layout, config: Any) -> dic
     else:
         conventions = _shipped()[1]
         found = [
-            next((getattr(config, a) for a in attributes if isinstance(getattr(config, a, None), int)), None)
+            next((n for a in attributes if isinstance(n := _setting(config, a), int)), None)
             for attributes in (conventions.query_heads, conventions.key_heads)
         ]
         if not found[0]:
@@ -237,6 +237,14 @@ def _sizes(linears: Mapping[str, LinearMap], layout: Layout, config: Any) -> dic
     expected = {role: _product(layout.patterns[role], sizes) for role in ROLES}
     actual = {r: linear.in_features if r == "o" else linear.out_features for r, linear in linears.items()}
     return sizes if expected == actual else None
+
+
+def _setting(config: Any, name: str) -> Any:
+    """An attribute of a configuration; None where it has none, or one that differs by layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:
+        return None
 
 
 def _product(pattern: str, sizes: Mapping[str, int]) -> int:
