@@ -230,12 +230,18 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
 def _drop_common(ports: Sequence[Port], edges: Sequence[Edges], h_side: frozenset[Node]) -> None:
     """Takes out parameters that act on both sides, a table of rotations say: they are no feature of either."""
     entries = {p.family for p in ports if p.axis is None}
+    side = dict.fromkeys(h_side, True)
+    for _ in range(MAX_ROUNDS + 1):
+        for a, b in (pair for own in edges for pair in own if pair[0][0] not in entries and pair[1][0] not in entries):
+            for x, y in ((a, b), (b, a)):
+                if x in side:
+                    side.setdefault(y, not side[x])
     sides: dict[Node, set[bool]] = {}
     for own in edges:
         for a, b in own:
             for x, y in ((a, b), (b, a)):
-                if x[0] in entries and y[0] not in entries:
-                    sides.setdefault(x, set()).add(y in h_side)
+                if x[0] in entries and y in side:
+                    sides.setdefault(x, set()).add(side[y])
     common = {node for node, both in sides.items() if len(both) == 2}
     for own in edges:
         for pair in [p for p in own if p[0] in common or p[1] in common]:
