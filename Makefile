@@ -15,7 +15,7 @@ DEMOS := $(VENV)/.demos
 BENCH := $(VENV)/.bench
 OLDEST_DEV := $(OLDEST)/.dev
 
-.PHONY: help demo test test-fast test-oldest lint types bench radius twins cards demos clean
+.PHONY: help demo test test-fast test-oldest lint types bench radius twins diagonal orbit architectures cards demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -64,6 +64,15 @@ radius: $(BENCH) ## the score of the demos by radius: what the default radii wer
 
 twins: $(BENCH) ## the same function at other weights: every measure on the demos and their twins, with the picture
 	$(BIN)/python benchmarks/twins.py --json benchmarks/data/twins.json --plot benchmarks/twins.svg
+
+diagonal: $(BENCH) ## does sharpness predict on diagonal networks: tau by metric, order and radius
+	$(BIN)/python benchmarks/diagonal.py --json benchmarks/data/diagonal.json --plot benchmarks/diagonal.svg --page benchmarks/DIAGONAL.md
+
+orbit: $(BENCH) ## every measure on the demos along their orbits
+	$(BIN)/python benchmarks/orbit.py --json benchmarks/data/orbit.json --plot benchmarks/orbit.svg --page benchmarks/ORBIT.md
+
+architectures: $(DEV) ## every model type of transformers: what is found, and the proof
+	$(BIN)/python benchmarks/architectures.py
 
 cards: $(BENCH) ## the demo models' cards, from scores taken now
 	for name in digits-vit vader-bert; do \
