@@ -376,7 +376,8 @@ def tau_a(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _tau(table: Tensor) -> float:
-    return float(table.sum()) / (len(table) * (len(table) - 1))
+    pairs = len(table) * (len(table) - 1)
+    return float(table.sum()) / pairs if pairs else math.nan
 
 
 def bootstrap(tables: Sequence[Tensor], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:

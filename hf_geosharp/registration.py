@@ -301,11 +301,13 @@ def _owner(extensions: Any, folder: Path) -> str | None:
 
 def _script() -> Path:
     """The command that was installed with this package."""
-    from importlib.metadata import distribution
+    from importlib.metadata import distributions
 
-    for file in distribution(COMMAND).files or ():
-        if file.stem == COMMAND and Path(str(file.locate())).is_file():
-            return Path(str(file.locate())).resolve()
+    # A checkout may describe itself a second time, without its scripts, in front of what is installed.
+    for found in distributions(name=COMMAND):
+        for file in found.files or ():
+            if file.stem == COMMAND and Path(str(file.locate())).is_file():
+                return Path(str(file.locate())).resolve()
     raise GeosharpError(f"The command {COMMAND} is not installed with this package. Install it: pip install {COMMAND}")
 
 

@@ -10,20 +10,20 @@ _REVIEWS = {
 }
 
 test_cases = [
-    {**_DIGITS, "model_id": "demo:digits-vit", "result": {"geodesic_sharpness": 0.379023, "stderr": 0.0617472}},
+    {**_DIGITS, "model_id": "demo:digits-vit", "result": {"geodesic_sharpness": 0.380314, "stderr": 0.0608937}},
     # The same function at other weights.
-    {**_DIGITS, "model_id": "demo:digits-vit-twin", "result": {"geodesic_sharpness": 0.379023, "stderr": 0.0617472}},
+    {**_DIGITS, "model_id": "demo:digits-vit-twin", "result": {"geodesic_sharpness": 0.380314, "stderr": 0.0608937}},
     {
         **_DIGITS,
         "model_id": "demo:digits-vit",
         "metric": "mix",
-        "result": {"geodesic_sharpness": 0.0812648, "stderr": 0.00608843},
+        "result": {"geodesic_sharpness": 0.0952442, "stderr": 0.0193174},
     },
     {
         **_REVIEWS,
         "references": ["positive", "negative", "positive", "negative"],
-        "result": {"geodesic_sharpness": 0.00200655, "stderr": 0.00158227},
+        "result": {"geodesic_sharpness": 0.00200709, "stderr": 0.00158281},
     },
-    {**_REVIEWS, "references": [1, 0, 1, 0], "result": {"geodesic_sharpness": 0.00200655, "stderr": 0.00158227}},
-    {**_REVIEWS, "labels": "model", "result": {"geodesic_sharpness": 5.87400e-05, "stderr": 4.92058e-05}},
+    {**_REVIEWS, "references": [1, 0, 1, 0], "result": {"geodesic_sharpness": 0.00200709, "stderr": 0.00158281}},
+    {**_REVIEWS, "labels": "model", "result": {"geodesic_sharpness": 5.88482e-05, "stderr": 4.92941e-05}},
 ]
