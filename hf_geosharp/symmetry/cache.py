@@ -26,7 +26,7 @@ from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the files; a change of what is found or how it is written raises it."""
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"

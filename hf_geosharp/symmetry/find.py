@@ -107,7 +107,10 @@ def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], la
         for f in found.biases
         if f.kind in kinds and trials.holds(f, f.module)
     ]
-    pairs = [*found.pairs, *_declared_pairs(model, names, layouts, found, trials)]
+    # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
+    found.biases.sort(key=lambda f: order[f.module])
+    pairs = sorted([*found.pairs, *_declared_pairs(model, names, layouts, found, trials)], key=lambda p: order[p.module])
     outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
     known = [set(p.parameters) for p in pairs]
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
