@@ -80,9 +80,9 @@ def command(
         raise UsageError(f"--push needs the id of a model on the Hub, and {target} is none")
     before = place.read()
     if plot:
-        from hf_geosharp import plots
+        from hf_geosharp import figures
 
-        plots.require()
+        figures.require()
     result = None if remove else _result(ctx, place, before, result_file, options, quiet)
     edit = _editor(place, before, result, PICTURE if plot else None)
     if push and not dry_run:
@@ -183,7 +183,7 @@ def _editor(
 
 def _read(path: Path, place: cards.Place) -> SharpnessResult:
     from hf_geosharp.cards.entry import public_name
-    from hf_geosharp.cards.reading import read_result
+    from hf_geosharp.sharpness.reading import read_result
 
     result = read_result(path)
     scored = public_name(result.model).rpartition("/")[2].removeprefix(demos.PREFIX)

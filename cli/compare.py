@@ -124,6 +124,6 @@ def _compare(
 
 
 def _pictures() -> Any:
-    from hf_geosharp import heatmaps
+    from hf_geosharp import figures
 
-    return heatmaps
+    return figures

@@ -91,6 +91,6 @@ def command(
 
 
 def _pictures() -> Any:
-    from hf_geosharp import heatmaps
+    from hf_geosharp import figures
 
-    return heatmaps
+    return figures

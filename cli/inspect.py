@@ -59,7 +59,7 @@ def command(
     target = output.JsonTarget(json_target)
     target.check()
     if plot is not None:
-        _heatmaps().check(plot)
+        _figures().check(plot)
     if model is None:
         model = DEFAULT_MODEL
         if not quiet:
@@ -67,7 +67,7 @@ def command(
     result = _inspect(model, options, quiet=quiet, debug=is_debug(ctx))
     target.write(result)
     if plot is not None:
-        _heatmaps().save(_heatmaps().health_figure(result.health), plot)
+        _figures().save(_heatmaps().health_figure(result.health), plot)
         if not quiet:
             say(f"Heat map: {plot}")
     if not target.is_stdout:
@@ -84,6 +84,12 @@ def _inspect(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -
         from hf_geosharp.inspection import inspect_pretrained
 
         return inspect_pretrained(model, progress=update, **inspect_arguments(options))
+
+
+def _figures() -> Any:
+    from hf_geosharp import figures
+
+    return figures
 
 
 def _heatmaps() -> Any:

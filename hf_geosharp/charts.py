@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hf_geosharp.comparable import SHARPNESS
-from hf_geosharp.heatmaps import _style as style
-from hf_geosharp.plots import _COLOUR as COLOUR
-from hf_geosharp.plots import require
+from hf_geosharp.figures import COLOUR, require, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

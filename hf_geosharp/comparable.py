@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hf_geosharp.cards.reading import read_result
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.sharpness.journal import RESULT, differences
+from hf_geosharp.sharpness.reading import read_result
 from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error
 
 SHARPNESS, BASE_LOSS = "sharpness", "base_loss"

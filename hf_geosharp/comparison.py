@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import gc
 import io
-import json
 import os
 import warnings
 from collections import Counter
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_geosharp.checkpoints import History
 from hf_geosharp.comparable import (
@@ -32,13 +31,12 @@ from hf_geosharp.comparable import (
 )
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
+from hf_geosharp.record import Record
 from hf_geosharp.sharpness.result import mean_with_error
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.estimate import Progress
 
-SCHEMA = 1
-KIND = "comparison"
 
 RESOLUTION = 0.01
 """Relative difference below which two sharpnesses count as one: to that the ascent settles, and a re-run may differ."""
@@ -114,13 +112,16 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Record):
     """A ranking with its evidence.
 
     ``settings`` are what the scores share (of the first, where they were forced together), ``next`` the differences
     between neighbours of the ranking, ``differences`` those of all pairs. ``forced`` lists what the results differ in;
     it is empty unless they were forced together.
     """
+
+    KIND: ClassVar[str] = "comparison"
+    SCHEMA: ClassVar[int] = 1
 
     rank_by: str
     settings: Mapping[str, Any]
@@ -130,22 +131,11 @@ class Comparison:
     runs: tuple[Run, ...] = ()
     forced: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    schema: int = SCHEMA
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         """The checkpoints of all runs that could not be scored."""
         return tuple(skipped for run in self.runs for skipped in run.skipped)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; keys in a fixed order."""
-        return {"schema": self.schema, "kind": KIND} | {
-            name: value for name, value in dataclasses.asdict(self).items() if name != "schema"
-        }
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The same as text."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
@@ -154,12 +144,8 @@ class Comparison:
         Raises:
             DataError: it is something else.
         """
-        if data.get("kind") != KIND or data.get("schema") != SCHEMA:
-            raise DataError(
-                f"no comparison of schema {SCHEMA}: kind {data.get('kind')!r}, schema {data.get('schema')!r}"
-            )
+        values = cls.fields_of(data)
         try:
-            values = {name: value for name, value in data.items() if name != "kind"}
             values["ranking"] = tuple(Ranked(**_pairs(held)) for held in data["ranking"])
             for name in ("next", "differences"):
                 values[name] = tuple(Difference(**_pairs(held)) for held in data[name])

@@ -6,19 +6,18 @@ Needs SciPy, which is installed on request.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
-import json
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_geosharp.comparable import SHARPNESS, Named, check_comparable, conditions, figure, notes_on
 from hf_geosharp.errors import DataError, GeosharpError, UsageError
+from hf_geosharp.record import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-SCHEMA = 1
-KIND = "correlation"
 FEWEST = 4
 """Models; with three the smallest p-value that a permutation can give is 1/3."""
 
@@ -67,12 +64,15 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Correlation:
+class Correlation(Record):
     """How a figure goes with a target.
 
     ``ties`` counts the pairs of models that are equal in the figure, and in the target. ``settings`` are what the
     scores share; ``forced`` lists what they differ in, and is empty unless they were forced together.
     """
+
+    KIND: ClassVar[str] = "correlation"
+    SCHEMA: ClassVar[int] = 1
 
     by: str
     target: str
@@ -85,17 +85,6 @@ class Correlation:
     seed: int
     forced: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    schema: int = SCHEMA
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; keys in a fixed order."""
-        return {"schema": self.schema, "kind": KIND} | {
-            name: value for name, value in dataclasses.asdict(self).items() if name != "schema"
-        }
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The same as text."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Correlation:
@@ -104,12 +93,8 @@ class Correlation:
         Raises:
             DataError: it is something else.
         """
-        if data.get("kind") != KIND or data.get("schema") != SCHEMA:
-            raise DataError(
-                f"no correlation of schema {SCHEMA}: kind {data.get('kind')!r}, schema {data.get('schema')!r}"
-            )
+        values = cls.fields_of(data)
         try:
-            values = {name: value for name, value in data.items() if name != "kind"}
             values["statistics"] = tuple(Statistic(**_pair(held)) for held in data["statistics"])
             values["points"] = tuple(Point(**_pair(held)) for held in data["points"])
             values["forced"], values["notes"] = tuple(data["forced"]), tuple(data["notes"])

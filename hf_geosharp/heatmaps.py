@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from hf_geosharp.errors import GeosharpError, UsageError
-from hf_geosharp.plots import require
+from hf_geosharp.errors import UsageError
+from hf_geosharp.figures import require, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,70 +15,8 @@ if TYPE_CHECKING:
 
     from hf_geosharp.symmetry.health import HeadHealth
 
-ENDINGS: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
-"""What a picture's file may end in, each with the metadata that make the same picture the same file."""
-
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "figure.facecolor": "white",
-    "figure.dpi": 144,
-    "svg.hashsalt": "hf-geosharp",
-    # Text stays text: it can be searched, and is drawn in the reader's font.
-    "svg.fonttype": "none",
-}
 _COLOURS, _MISSING, _MARK = "cividis", "#dddddd", "#d62728"
 _MOST_LABELS = 40
-
-
-def check(path: str | os.PathLike[str]) -> None:
-    """Fail now rather than after the work, if no picture can be written there.
-
-    Raises:
-        UsageError: the file's ending is none of :data:`ENDINGS`.
-        GeosharpError: no folder, no permission, or no matplotlib.
-    """
-    target = Path(path)
-    if target.suffix.lower() not in ENDINGS:
-        raise UsageError(f"{target} ends in none of {', '.join(ENDINGS)}: its ending decides the kind of picture")
-    if not target.parent.is_dir():
-        raise GeosharpError(f"there is no folder {target.parent}; create it first")
-    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
-        raise GeosharpError(f"{target} cannot be written: it is a folder, or there is no permission")
-    require()
-
-
-def save(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Writes a picture, whole or not at all; the same figure gives the same bytes.
-
-    Raises:
-        UsageError, GeosharpError: as :func:`check`, or the file system refused.
-    """
-    check(path)
-    target = Path(os.path.realpath(path))
-    ending = target.suffix.lower()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with _style():
-            figure.savefig(temporary, format=ending[1:], metadata=ENDINGS[ending])
-        os.replace(temporary, target)
-    except OSError as error:
-        raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    """The package's style for as long as a picture is drawn or saved; the caller's own settings come back."""
-    import matplotlib
-
-    with matplotlib.rc_context(_STYLE):
-        yield
 
 
 # ---------------------------------------------------------------------------------------------------- gauge health
@@ -116,7 +51,7 @@ def health_figure(heads: Sequence[HeadHealth]) -> Figure:
     own = {kind: [head for head in heads if head.kind == kind] for kind in kinds}
     heights = [0.9 + max(1.0, 0.2 * len({head.site for head in own[kind]})) for kind in kinds]
     width = 1.1 + max(1.3, 0.16 * (1 + max(head.head for head in heads)))
-    with _style():
+    with style():
         # Without pyplot: no window, and no state shared with a caller's own figures.
         figure = Figure(figsize=(len(_MEASURES) * width, sum(heights)), layout="constrained")
         grid = figure.subplots(len(kinds), len(_MEASURES), squeeze=False, height_ratios=heights)

@@ -5,26 +5,13 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import GeosharpError
+from hf_geosharp.figures import COLOUR, require
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
 
-_COLOUR = "#2a6f97"
 _SIZE = (5.0, 3.2)
 _DPI = 144
-
-
-def require() -> None:
-    """Fail now rather than after a score has been computed.
-
-    Raises:
-        GeosharpError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise GeosharpError("a picture needs matplotlib: pip install matplotlib") from None
 
 
 def curve(result: SharpnessResult, title: str) -> bytes:
@@ -63,11 +50,11 @@ def _draw(axes: Any, result: SharpnessResult, title: str) -> None:
             axes.plot(
                 [point.rho] * 2,
                 [low if floor is None else max(low, floor), high],
-                color=_COLOUR,
+                color=COLOUR,
                 alpha=0.4,
                 linewidth=4,
             )
-    axes.plot([point.rho for point in points], values, marker="o", markersize=4, color=_COLOUR)
+    axes.plot([point.rho for point in points], values, marker="o", markersize=4, color=COLOUR)
     axes.set_xlabel("radius ρ")
     axes.set_ylabel("rise of the loss (nats)")
     axes.set_title(title, fontsize="medium", loc="left")

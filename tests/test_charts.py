@@ -13,7 +13,7 @@ from tests.results import many, result_of
 
 pytest.importorskip("matplotlib")
 
-from hf_geosharp import charts, heatmaps
+from hf_geosharp import charts
 
 
 def test_a_row_for_each_model_and_lines_between_those_that_are_alike() -> None:
@@ -56,7 +56,7 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
         ),
     ]
     for figure in figures:
-        heatmaps.save(figure, tmp_path / "names.svg")
+        figures.save(figure, tmp_path / "names.svg")
         text = (tmp_path / "names.svg").read_text()
         assert "a$x_$" in text
         assert "b$\\frac" in text

@@ -14,6 +14,7 @@ import pytest
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.estimate import DEFAULT_RHO
 from hf_geosharp.sharpness.result import SharpnessResult
+from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ DEMOS = ("digits-vit", "vader-bert")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    return fenced(README, language)
 
 
 def commands() -> list[str]:

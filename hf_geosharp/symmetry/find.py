@@ -21,7 +21,7 @@ from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
-from hf_geosharp.symmetry.probe import Trials, Widened, double_by_default
+from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import (
     Analysis,
@@ -110,7 +110,8 @@ def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], la
     # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     found.biases.sort(key=lambda f: order[f.module])
-    pairs = sorted([*found.pairs, *_declared_pairs(model, names, layouts, found, trials)], key=lambda p: order[p.module])
+    found.pairs += _declared_pairs(model, names, layouts, found, trials)
+    pairs = sorted(found.pairs, key=lambda p: order[p.module])
     outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
     known = [set(p.parameters) for p in pairs]
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
@@ -143,7 +144,7 @@ def _proved(model: nn.Module, found: SymmetryMap, inputs: Mapping[str, Any]) -> 
     """
     if sum(p.numel() for p in model.parameters()) <= SMALL:
         try:
-            with widened(model, torch.float64), Widened(), double_by_default():
+            with widened(model, torch.float64):
                 return _less(found, verify(model, found, [inputs], each=True), ROUNDING[torch.float64])
         except (RuntimeError, ValueError, TypeError):
             # Some models have operations that know single precision only.

@@ -8,7 +8,7 @@ more on the real weights (:mod:`hf_geosharp.symmetry.verify`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.base import Symmetry
-from hf_geosharp.symmetry.inputs import call, output_tensors
+from hf_geosharp.symmetry.inputs import output_tensors
 
 HOLDS = 1e-7
 """A claim holds on a twin when its relative deviation is below this ..."""
@@ -71,23 +71,6 @@ class Call:
     def has_modules(self) -> bool:
         """Whether modules were among them."""
         return any(isinstance(x, nn.Module) for x in (*self.args, *self.kwargs.values()))
-
-
-def record_calls(model: nn.Module, modules: Iterable[nn.Module], batch: Mapping[str, Any]) -> dict[nn.Module, Call]:
-    """Runs the model once and keeps the arguments of the first call of each module."""
-    calls: dict[nn.Module, Call] = {}
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.setdefault(module, Call(detached(args), detached(kwargs)))
-
-    handles = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in modules]
-    try:
-        with torch.no_grad():
-            call(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
 
 
 def detached(x: Any) -> Any:
@@ -147,11 +130,6 @@ class LocalTwin:
             act(moved, move)
             results.append(deviation(self.run(moved), base))
         return results[0], results[1]
-
-    def holds(self, symmetry: Symmetry) -> bool:
-        """Whether the symmetry is exact here, judged against its own control."""
-        moved, control = self.test(symmetry)
-        return moved < HOLDS and moved < OF_CONTROL * control
 
 
 def _randomised(p: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.map import Element, SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import put, wide_copy, widened
-from hf_geosharp.symmetry.probe import OF_CONTROL, deviation
+from hf_geosharp.symmetry.probe import OF_CONTROL, Widened, deviation, double_by_default
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
 """Largest relative change of the outputs that a true symmetry may show: rounding, by the dtype of the model.
@@ -153,11 +153,18 @@ class _Trial:
         self.stored = {n: named[n].detach().clone() for n in symmetries.parameters}
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
         self.single: dict[str, tuple[float, float]] = {}
+        self.wide = next(model.parameters()).dtype == torch.float64
         self.base: list[Tensor] = []
 
     def outputs(self) -> list[Tensor]:
         # Some models draw numbers in evaluation mode too: the same ones each time.
-        with torch.no_grad(), torch.random.fork_rng():
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.random.fork_rng())
+            if self.wide:
+                # What a model in double precision casts to single inside would hide small differences, or make them.
+                stack.enter_context(Widened())
+                stack.enter_context(double_by_default())
             torch.manual_seed(0)
             return [t.detach().clone() for b in self.batches for t in output_tensors(call(self.model, b))]
 
@@ -227,7 +234,14 @@ def _trial(
     trial = _Trial(model, symmetries, batches, element)
     try:
         model.eval()
-        trial.base = trial.outputs()
+        try:
+            trial.base = trial.outputs()
+        except (RuntimeError, ValueError, TypeError):
+            # Some models have operations that know single precision only.
+            if not trial.wide:
+                raise
+            trial.wide = False
+            trial.base = trial.outputs()
         yield trial
     finally:
         trial.restore()

@@ -209,6 +209,11 @@ def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | No
     for auto, name in own.items():
         if task is None and name == architecture and hasattr(transformers, auto):
             return getattr(transformers, auto)
+    if architecture and task is None:
+        raise ModelError(
+            f"{source.id}: its config.json names {architecture}, a class that transformers does not have and the "
+            "repository has no code for. Pass the --task it does, or correct architectures."
+        )
     auto, mapping = (task.auto_class, task.mapping) if task is not None else ("AutoModel", "MODEL_MAPPING_NAMES")
     # Asked here, for transformers' own answer takes ten seconds and lists every model there is.
     if auto not in own and type(config) not in getattr(transformers, mapping.removesuffix("_NAMES")):

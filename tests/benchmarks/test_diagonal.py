@@ -179,5 +179,5 @@ def test_the_data_are_of_the_settings_in_the_script() -> None:
     found = result()
     assert found["setting"] == diagonal.setting()
     assert len(found["cells"]) == 3 * sum(len(radii) for radii in diagonal.RADII.values())
-    assert len(found["counts"]) == len(found["useful"]) >= 3
+    assert len(found["counts"]) == len(found["useful"]) >= 7
     assert all(c["reached"] >= 45 for c in found["counts"])

@@ -8,7 +8,7 @@ import pytest
 
 from hf_geosharp import demos
 from hf_geosharp.cards import card
-from hf_geosharp.cards.reading import read_result
+from hf_geosharp.sharpness.reading import read_result
 
 ROOT = Path(__file__).resolve().parents[2] / "model_cards"
 PICTURE = "geodesic-sharpness.png"

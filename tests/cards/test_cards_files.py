@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub import constants
 
 from hf_geosharp.cards import files
-from hf_geosharp.cards.reading import read_result
 from hf_geosharp.errors import CardError, DataError, GeosharpError
+from hf_geosharp.sharpness.reading import read_result
 from tests.cards.results import make_result
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from hf_geosharp import errors, heatmaps, inspection
+from hf_geosharp import errors, figures, heatmaps, inspection
 from hf_geosharp.cli import render_inspect
 from hf_geosharp.inspection import Inspection, SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import HeadHealth
@@ -407,6 +407,6 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(figure, "savefig", full)
     with pytest.raises(errors.GeosharpError, match="No space left"):
-        heatmaps.save(figure, target)
+        figures.save(figure, target)
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]

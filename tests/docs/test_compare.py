@@ -11,13 +11,14 @@ import click
 import pytest
 
 from hf_geosharp.cli import main
+from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return fenced(PAGE, language)
 
 
 @pytest.mark.slow

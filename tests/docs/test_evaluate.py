@@ -13,6 +13,7 @@ import pytest
 
 from hf_geosharp import registration
 from hf_geosharp.cli import main
+from tests.docs.page import fenced
 from tests.metrics.caches import ACCURACY, evaluate_cache, put_metric
 
 __all__ = ["evaluate_cache"]
@@ -22,7 +23,7 @@ PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    return fenced(PAGES[page], language)
 
 
 @pytest.mark.slow

@@ -14,13 +14,14 @@ import pytest
 from hf_geosharp.cli import main
 from hf_geosharp.inspection import STATUSES, Inspection, SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import CUTOFF, CUTOFF_NARROW, DEAD, HeadHealth
+from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return fenced(PAGE, language)
 
 
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

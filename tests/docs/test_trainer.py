@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hf_geosharp import GeodesicSharpnessCallback
+from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
@@ -20,7 +21,7 @@ PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    snippets = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    snippets = fenced(PAGE, "python")
     assert len(snippets) == 5
     names: dict[str, Any] = {}
     for number, snippet in enumerate(snippets):

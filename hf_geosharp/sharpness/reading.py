@@ -1,4 +1,4 @@
-"""A score from a JSON file: what ``--json`` wrote, checked before it is published."""
+"""A score from a JSON file: what ``--json`` wrote, checked before anything is made of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,92 @@
+"""How pictures are drawn and written: one style, whole files. Needs matplotlib, which is installed on request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_geosharp.errors import GeosharpError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOUR = "#2a6f97"
+"""Of what a picture is about."""
+
+ENDINGS: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+"""What a picture's file may end in, each with the metadata that make the same picture the same file."""
+
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "figure.facecolor": "white",
+    "figure.dpi": 144,
+    "svg.hashsalt": "hf-geosharp",
+    # Text stays text: it can be searched, and is drawn in the reader's font.
+    "svg.fonttype": "none",
+}
+
+
+def require() -> None:
+    """Fail now rather than after a score has been computed.
+
+    Raises:
+        GeosharpError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise GeosharpError("a picture needs matplotlib: pip install matplotlib") from None
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Fail now rather than after the work, if no picture can be written there.
+
+    Raises:
+        UsageError: the file's ending is none of :data:`ENDINGS`.
+        GeosharpError: no folder, no permission, or no matplotlib.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in ENDINGS:
+        raise UsageError(f"{target} ends in none of {', '.join(ENDINGS)}: its ending decides the kind of picture")
+    if not target.parent.is_dir():
+        raise GeosharpError(f"there is no folder {target.parent}; create it first")
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise GeosharpError(f"{target} cannot be written: it is a folder, or there is no permission")
+    require()
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Writes a picture, whole or not at all; the same figure gives the same bytes.
+
+    Raises:
+        UsageError, GeosharpError: as :func:`check`, or the file system refused.
+    """
+    check(path)
+    target = Path(os.path.realpath(path))
+    ending = target.suffix.lower()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with style():
+            figure.savefig(temporary, format=ending[1:], metadata=ENDINGS[ending])
+        os.replace(temporary, target)
+    except OSError as error:
+        raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The package's style for as long as a picture is drawn or saved; the caller's own settings come back."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
