@@ -13,7 +13,7 @@ from tests.results import many, result_of
 
 pytest.importorskip("matplotlib")
 
-from hf_geosharp import charts
+from hf_geosharp import charts, figures
 
 
 def test_a_row_for_each_model_and_lines_between_those_that_are_alike() -> None:
@@ -49,13 +49,13 @@ def test_a_run_over_its_steps_above_its_losses() -> None:
 def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
     # Dollars would be mathematics, and undo the picture.
     items = many(**{"a$x_$": [1.0, 1.1], "b$\\frac": [2.0, 2.1], "c": [3.0, 3.1], "d": [4.0, 4.1]})
-    figures = [
+    drawn = [
         charts.comparison_figure(compare(items)),
         charts.correlation_figure(
             correlate(items, {"a$x_$": 1, "b$\\frac": 3, "c": 2, "d": 4}, target_name="$\\gap", resamples=99)
         ),
     ]
-    for figure in figures:
+    for figure in drawn:
         figures.save(figure, tmp_path / "names.svg")
         text = (tmp_path / "names.svg").read_text()
         assert "a$x_$" in text

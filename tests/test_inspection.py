@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,8 +354,12 @@ def test_the_class_is_the_task_s_or_the_config_s(
     config_only: Callable[..., Path], changes: Any, options: Any, name: str
 ) -> None:
     folder = config_only(bert_config(), **changes)
-    result = inspect_pretrained(str(folder), random_init=True, verify=False, device="cpu", **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = inspect_pretrained(str(folder), random_init=True, verify=False, device="cpu", **options)
     assert result.model["class"] == name
+    unknown = [w for w in told if "a class that transformers does not have" in str(w.message)]
+    assert len(unknown) == (changes["architectures"] == ["TFSomethingElse"])
 
 
 def test_a_model_of_no_task_of_ours_loads_with_its_weights(tmp_path: Path) -> None:

@@ -210,9 +210,11 @@ def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | No
         if task is None and name == architecture and hasattr(transformers, auto):
             return getattr(transformers, auto)
     if architecture and task is None:
-        raise ModelError(
+        warnings.warn(
             f"{source.id}: its config.json names {architecture}, a class that transformers does not have and the "
-            "repository has no code for. Pass the --task it does, or correct architectures."
+            "repository has no code for; taken as the model without a head. Pass --task for another class.",
+            GeosharpWarning,
+            stacklevel=2,
         )
     auto, mapping = (task.auto_class, task.mapping) if task is not None else ("AutoModel", "MODEL_MAPPING_NAMES")
     # Asked here, for transformers' own answer takes ten seconds and lists every model there is.
