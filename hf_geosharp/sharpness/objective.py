@@ -51,17 +51,23 @@ def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
 class Reach:
     """Which rows of a model's embeddings a batch looks up, seen while it runs (a context manager).
 
-    ``rows`` maps the identity of a weight to the sorted rows.
+    ``rows`` maps the identity of a weight to the sorted rows; an embedding that is not called with indices alone is
+    left out, for what it looks up is not known.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is None]
         self._seen: dict[int, list[Tensor]] = {}
+        self._unknown: set[int] = set()
         self._handles: list[Any] = []
 
     def __enter__(self) -> Reach:
         def hook(module: nn.Module, args: Any) -> None:
-            self._seen.setdefault(id(module.weight), []).append(args[0].detach().reshape(-1))
+            key = id(module.weight)
+            if args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
+                self._seen.setdefault(key, []).append(args[0].detach().reshape(-1))
+            else:
+                self._unknown.add(key)
 
         self._handles = [m.register_forward_pre_hook(hook) for m in self._modules]
         return self
@@ -73,7 +79,7 @@ class Reach:
     @property
     def rows(self) -> dict[int, Tensor]:
         """id(weight) -> (n,) the rows that were looked up."""
-        return {key: torch.unique(torch.cat(ids)) for key, ids in self._seen.items()}
+        return {key: torch.unique(torch.cat(ids)) for key, ids in self._seen.items() if key not in self._unknown}
 
 
 class Objective:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.base import Symmetry
+from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
 
 HOLDS = 1e-7
@@ -46,7 +47,8 @@ class Widened(TorchFunctionMode):
             func = torch.Tensor.double
         args = tuple(torch.float64 if any(a is d for d in _NARROW) else a for a in args)
         kwargs = {k: torch.float64 if any(v is d for d in _NARROW) else v for k, v in (kwargs or {}).items()}
-        return func(*args, **kwargs)
+        product = written_out(func, args, kwargs)
+        return func(*args, **kwargs) if product is None else product
 
 
 @contextmanager

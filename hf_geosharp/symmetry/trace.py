@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.probe import Call, detached
 
@@ -145,6 +146,11 @@ class _Cutter(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             with self:
                 return _plain_attention(*args, **kwargs)
+        if func in GROUPED:
+            with self:
+                product = written_out(func, args, kwargs)
+            if product is not None:
+                return product
         made = None
         if func is functional.linear:
             made = self._linear(*args, **kwargs)

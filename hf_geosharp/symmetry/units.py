@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
@@ -39,9 +40,8 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
         sources = trace.sources(reader.source)
         if any(id(s) in mixing for s in sources):
             continue
-        for s in sources:
-            if id(s) in by_leaf:
-                read.setdefault(id(s), []).append(reader)
+        for s in _felt(reader, [s for s in sources if id(s) in by_leaf]):
+            read.setdefault(id(s), []).append(reader)
     seen: set[object] = set()
     for writer in trace.linears:
         readers = read.get(id(writer.leaf), [])
@@ -58,6 +58,17 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
 
 
 MAX_READERS = 8
+
+
+def _felt(reader: Linear, sources: list[Tensor]) -> list[Tensor]:
+    """Those of the sources that reach what the reader reads; experts share a tensor, each reads rows of its own."""
+    if len(sources) < 2:
+        return sources
+    noise = torch.rand(reader.source.shape, generator=torch.Generator().manual_seed(7)) + 0.5
+    grads = torch.autograd.grad(
+        reader.source, sources, noise.to(reader.source), retain_graph=True, allow_unused=True
+    )  # fmt: skip
+    return [s for s, g in zip(sources, grads, strict=True) if g is not None and bool(g.any())]
 
 
 def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[Pair | Scale]:

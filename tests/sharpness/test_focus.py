@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd
@@ -86,3 +86,24 @@ def test_an_embedding_that_is_also_the_output_layer_stays_whole() -> None:
         focused(chart, borrowed, Objective(model, batch))
         tied = next(part for part in chart.space.parts if "wte" in part.name)
         assert tied.numel >= model.transformer.wte.weight.numel()  # type: ignore[union-attr,operator]
+
+
+class _Places(nn.Embedding):
+    """Looks up by the shape of the input, as sinusoidal tables do."""
+
+    def forward(self, shape: torch.Size) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.arange(shape[-1]))
+
+
+def test_embeddings_that_are_not_called_with_indices_are_left_out() -> None:
+    by_index, by_shape, by_name = nn.Embedding(9, 2), _Places(9, 2), nn.Embedding(9, 2)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([by_index, by_shape, by_name])
+
+    ids = torch.tensor([[3, 1, 3]])
+    with Reach(Model()) as reach:
+        by_index(ids), by_shape(ids.shape), by_name(input=ids)
+    assert {key: rows.tolist() for key, rows in reach.rows.items()} == {id(by_index.weight): [1, 3]}

@@ -1,0 +1,58 @@
+"""The score of families of the table, moved along their orbits: the same function has the same sharpness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import tiny
+from hf_geosharp import score
+from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.inputs import output_tensors, synthetic
+from tests.symmetry.table import TABLE, Row
+
+MOVED = (
+    "roformer", "modernbert", "xlnet", "deberta-v2 own", "gpt_neox", "codegen", "falcon 40b", "cohere normed",
+    "cohere2", "phi normed", "qwen3", "gemma3_text", "hunyuan_v1_dense", "nanochat", "deepseek_v3", "swinv2",
+    "sam_vision_model", "afmoe", "olmo2", "bitnet",
+)  # fmt: skip
+"""Rotary in both pairings and in part, tables, fused and sharded layouts, groups, norms, latents, gates."""
+
+ROWS = {str(row): row for row in TABLE}
+
+
+def loss(outputs: Any, batch: Mapping[str, Any]) -> Tensor:
+    """Something smooth of all that the model returns first."""
+    first = output_tensors(outputs)[0]
+    waves = torch.arange(first.shape[-1], dtype=first.dtype).cos()
+    return (first - waves).square().mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [pytest.param(ROWS[name], id=name.replace(" ", "-")) for name in MOVED if name in ROWS])
+def test_the_score_is_the_same_along_the_orbit(row: Row) -> None:
+    model = tiny.build(row.type, **row.attributes).double()
+    exact, close = 1e-6, 1e-5
+    try:
+        batch = synthetic(model)
+        model(**batch)
+    except (ValueError, RuntimeError):  # experts that are multiplied in single precision only
+        model.float()
+        batch, exact, close = synthetic(model), 1e-5, 1e-4
+    measured = []
+    for moved in (False, True):
+        if moved:
+            found = find_symmetries(model)
+            found.apply(model, found.random_element(model, 3, 100.0))
+        for metric, rho in (("inv", 0.03), ("mix", 0.001)):
+            result = score(model, [batch], metric=metric, rho=rho, steps=4, loss=loss, reproducibility=False)
+            assert result.metric == metric
+            measured.append((result.base_loss, result.geodesic_sharpness))
+    for (base, value), (base_of_twin, value_of_twin) in zip(measured[:2], measured[2:], strict=True):
+        assert base_of_twin == pytest.approx(base, rel=exact)
+        assert value_of_twin == pytest.approx(value, rel=close)
+        assert value > 1e-4 * base
