@@ -23,7 +23,9 @@ def written_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | No
     """
     if func not in GROUPED or len(args) != 2 or {k for k, v in kwargs.items() if v is not None} != {"offs"}:
         return None
-    rows, matrices, ends = *args, kwargs["offs"]
+    rows: Tensor = args[0]
+    matrices: Tensor = args[1]
+    ends: Tensor = kwargs["offs"]
     if rows.ndim != 2 or matrices.ndim != 3:
         return None
     parts, start = [], 0
