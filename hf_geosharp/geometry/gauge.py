@@ -132,4 +132,6 @@ def act(g: Tensor, h: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
 
     The same map moves tangent vectors.
     """
+    if a.shape[-1] == 1:  # numbers: as many as there are hidden units
+        return g / a, h * a.conj()
     return torch.linalg.solve(a, g, left=False), h @ a.mH

@@ -558,7 +558,8 @@ class AdaptiveFrame(EntryFrame):
 
 class _AdaptiveEnd(EndPoint):
     def __init__(self, frame: AdaptiveFrame, u: Tensor, order: Order, out: Tensor | None) -> None:
-        self._frame, self._u, self._curve = frame, u, _ADAPTIVE_CURVES[order]
+        self._frame, self._curve = frame, _ADAPTIVE_CURVES[order]
+        self._u = u if self._curve.derivative is not None else None
         if order == "first":
             point = torch.addcmul(frame.theta, frame.theta, u, out=out)
         else:
@@ -567,7 +568,7 @@ class _AdaptiveEnd(EndPoint):
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         pulled = torch.mul(covector[0], self._frame.theta, out=None if out is None else out[0])
-        if self._curve.derivative is not None:
+        if self._curve.derivative is not None and self._u is not None:
             pulled.mul_(self._curve.derivative(self._u))
         return (pulled if self._frame.scale == 1.0 else pulled.mul_(self._frame.scale),)
 

@@ -12,19 +12,20 @@ from overshooting: where a point turns out lower it is raised until m would have
 keeps its word.
 
 A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
-(c, g, the last step and the change of the gradient over it), and two more while a point is evaluated.
+(c, g, the last step and the change of the gradient over it). A point is handed to whoever evaluates it and made once
+more, from the same four, if it turns out to be wanted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from hf_geosharp.geometry.space import Space, Tangent
+from hf_geosharp.geometry.space import Handed, Space, Tangent
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 
 TOLERANCE = 2e-3
@@ -107,7 +108,7 @@ def secant(
         point = walk.next(generator)
         if point is None or settled(counted, walk.promise, walk.noise):
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
-        good = walk.take(point, *evaluate(point, k < steps))
+        good = walk.take(*evaluate(point, k < steps))
         del point
         history.append(walk.loss - base)
         if good:
@@ -144,6 +145,7 @@ class _Walk:
         """What the model says of the point that was proposed last."""
         self._promised = self._length = 0.0
         """What it would say without σ, and how far the point is from the best one."""
+        self._proposed: Tangent | _Recipe | None = None
 
     @property
     def noise(self) -> float:
@@ -165,19 +167,33 @@ class _Walk:
         self.promise = self._promised - self._sigma * self._length**2 / 2
         if self.promise <= 0 or self._length <= self.rho - self._inside:
             return None
-        point = model.point(z)
+        recipe = model.recipe(z)
+        point = recipe.make(self.space, self.space.empty())
         size = self.space.norm(point)
-        return point.mul_(self._inside / size) if size > self._inside else point
+        if size > self._inside:
+            recipe = replace(recipe, factor=self._inside / size)
+            point.mul_(recipe.factor)
+        self._proposed = recipe
+        return Handed(point.pieces)
 
     def _anywhere(self, generator: torch.Generator) -> Tangent:
         """A random point as far away as there were finite losses."""
         point = self.space.random(generator)
         point.mul_(self._reach / self.space.norm(point))
         self.promise, self._promised, self._length = 0.0, 0.0, self._reach
-        return self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
+        self._proposed = self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
+        return self._proposed
 
-    def take(self, point: Tangent, loss: float, g: Tangent | None) -> bool:
-        """Goes to a point if it is better, and learns from it; False if there is nothing finite to learn from."""
+    def _again(self, out: Tangent | None) -> Tangent:
+        """The point that was proposed last, in the memory of ``out`` if it has to be made once more."""
+        proposed, self._proposed = self._proposed, None
+        assert proposed is not None
+        if isinstance(proposed, Tangent):
+            return proposed
+        return proposed.make(self.space, self.space.empty() if out is None else out)
+
+    def take(self, loss: float, g: Tangent | None) -> bool:
+        """Goes to the proposed point if it is better, and learns from it; False if nothing finite is known of it."""
         good = math.isfinite(loss) and (g is None or math.isfinite(self.space.dot(g, g)))
         self.finite = self.finite and good
         rise = loss - self.loss
@@ -195,19 +211,33 @@ class _Walk:
         else:
             self._failed = max(self._failed, self._sigma)
             self._sigma = max(2 * self._sigma, exact)
+        last = self._last
         if rise > 0:
+            point = self._again(None if last is None else last.s)
             if g is not None:
-                self._last = _Step(self._seen_from(point, self.u, "s"), self._seen_from(g, self.g, "y"), -rise)
+                self._last = _Step(self._between(point, self.u), self._between(g, self.g), -rise)
                 self.g = g
             self.u, self.loss = point, loss
-        elif self._last is None and g is not None:
-            self._last = _Step(self._seen_from(self.u, point, "s"), self._seen_from(self.g, g, "y"), rise)
+        elif last is None and g is not None:
+            self._last = _Step(self._between(self.u, self._again(None)), self._between(self.g, g), rise)
         return True
 
-    def _seen_from(self, origin: Tangent, other: Tangent, role: str) -> Tangent:
-        """other - origin, in the memory that the last step has for it, or else in that of ``other``."""
-        out = other if self._last is None else getattr(self._last, role)
-        return self.space.combine(out, (other, 1.0), (origin, -1.0))
+    def _between(self, origin: Tangent, other: Tangent) -> Tangent:
+        """other - origin, in the memory of ``other``."""
+        return self.space.combine(other, (other, 1.0), (origin, -1.0))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a point is made of vectors that are held anyway. It can be made in the memory of the first of them."""
+
+    terms: tuple[tuple[Tangent, float], ...]
+    factor: float = 1.0
+
+    def make(self, space: Space, out: Tangent) -> Tangent:
+        """The point, the same to the last bit each time."""
+        space.combine(out, *self.terms)
+        return out if self.factor == 1.0 else out.mul_(self.factor)
 
 
 class _Model:
@@ -250,10 +280,11 @@ class _Model:
         step = z - self.center
         return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
 
-    def point(self, z: Tensor) -> Tangent:
+    def recipe(self, z: Tensor) -> _Recipe:
         """The tangent vector with these coordinates."""
-        terms = zip(self.vectors, (self.basis @ z).tolist(), strict=True)
-        return self.space.combine(self.space.empty(), *terms)
+        terms = list(zip(self.vectors, (self.basis @ z).tolist(), strict=True))
+        # The last step comes first, whose memory the point may take.
+        return _Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
 
 
 def _quadratic(gram: Tensor, loss: float, noise: float) -> bool:

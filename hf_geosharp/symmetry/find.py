@@ -149,7 +149,8 @@ def _proved(model: nn.Module, found: SymmetryMap, inputs: Mapping[str, Any]) -> 
         except (RuntimeError, ValueError, TypeError):
             # Some models have operations that know single precision only.
             pass
-    return _less(found, verify(model, found, [inputs]), ROUNDING[torch.float32])
+    rounding = ROUNDING[torch.float32]
+    return _less(found, verify(model, found, [inputs], enough=rounding), rounding)
 
 
 def _less(found: SymmetryMap, proof: Verified, rounding: float) -> SymmetryMap:

@@ -32,6 +32,31 @@ def _overlap(first: Pair, second: Pair, weights: Weights, only: str | None = Non
     return False
 
 
+def parameters_of(symmetries: Iterable[Symmetry]) -> tuple[str, ...]:
+    """Names of all parameters that some of them move, each once."""
+    return tuple(dict.fromkeys(p for s in symmetries for p in s.parameters))
+
+
+def connected(symmetries: Iterable[Symmetry]) -> list[list[Symmetry]]:
+    """Groups that have no parameter in common, each in the order given: what one does the others do not see.
+
+    Done one after the other, they need memory for the parameters of one of them only.
+    """
+    groups: list[tuple[set[str], list[tuple[int, Symmetry]]]] = []
+    for place in enumerate(symmetries):
+        names, members = set(place[1].parameters), [place]
+        apart = []
+        for other in groups:
+            if other[0].isdisjoint(names):
+                apart.append(other)
+            else:
+                names |= other[0]
+                members += other[1]
+        groups = [*apart, (names, members)]
+    ordered = [sorted(members, key=lambda item: item[0]) for _, members in groups]
+    return [[s for _, s in members] for members in sorted(ordered, key=lambda members: members[0][0])]
+
+
 @dataclass(frozen=True)
 class Element:
     """A group element of a whole model: one move for each symmetry, by name."""
@@ -82,7 +107,7 @@ class SymmetryMap:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters that some symmetry moves."""
-        return tuple(dict.fromkeys(p for s in self.symmetries for p in s.parameters))
+        return parameters_of(self.symmetries)
 
     def without(self, reasons: Mapping[str, str]) -> SymmetryMap:
         """The map less the symmetries named, which are recorded as dropped."""
@@ -168,6 +193,8 @@ class SymmetryMap:
 
         ``map.apply(model, map.inverse(element), back=True)`` undoes ``map.apply(model, element)``.
         """
-        weights = wide_copy(model, self.parameters)
-        self.move(weights, element, back=back)
-        put(model, weights)
+        for members in connected(self.symmetries):
+            weights = wide_copy(model, parameters_of(members))
+            for symmetry in reversed(members) if back else members:
+                symmetry.apply(weights, element.moves[symmetry.name])
+            put(model, weights)

@@ -8,6 +8,7 @@ more on the real weights (:mod:`hf_geosharp.symmetry.verify`).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -148,16 +149,26 @@ def deviation(outputs: Sequence[Tensor], base: Sequence[Tensor]) -> float:
     worst = 0.0
     for y, reference in zip(outputs, base, strict=True):
         finite = torch.isfinite(reference)
-        difference = (y.double() - reference.double())[finite]
-        if not bool(torch.isfinite(difference).all()):
-            return float("inf")
-        reference = reference.double()[finite]
+        if not bool(finite.all()):
+            y, reference = y[finite], reference[finite]
         if reference.numel() == 0:
             continue
-        size = torch.linalg.vector_norm(reference - reference.mean()) if reference.numel() > 1 else reference.abs()
-        if float(size) > 0:
-            worst = max(worst, float(torch.linalg.vector_norm(difference) / size))
+        # Summed in double precision, without a wide copy of each: logits are large.
+        difference = _length(y - reference)
+        if not math.isfinite(difference):
+            return float("inf")
+        size = _length(reference - _mean(reference)) if reference.numel() > 1 else abs(float(reference))
+        if size > 0:
+            worst = max(worst, difference / size)
     return worst
+
+
+def _length(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64))
+
+
+def _mean(x: Tensor) -> float:
+    return float(x.mean(dtype=torch.float64))
 
 
 class Trials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
-from hf_geosharp.symmetry.map import Element, SymmetryMap
+from hf_geosharp.symmetry.map import Element, SymmetryMap, connected, parameters_of
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import put, wide_copy, widened
 from hf_geosharp.symmetry.probe import OF_CONTROL, Widened, deviation, double_by_default
@@ -62,6 +63,7 @@ def verify(
     seed: int = 0,
     condition: float = 10.0,
     each: bool = False,
+    enough: float | None = None,
 ) -> Verified:
     """Checks the claims of a map on a model and its data; those that fail are dropped and named in the map.
 
@@ -79,7 +81,9 @@ def verify(
         batches: inputs to compare outputs on; two made-up ones of different length if None.
         seed, condition: of the random element.
         each: measure each kind of symmetry by itself too, with more controls (wrong pairing, groups that are not
-            tied), and tell dead ones.
+            tied), and tell dead ones. On large models what all of them did together is each one's deviation too,
+            and the controls are measured on the shortest batch.
+        enough: all together moving the outputs by no more than this is proof without a control.
     """
     if not symmetries.symmetries:
         return Verified(symmetries, None, None)
@@ -93,7 +97,7 @@ def verify(
         ]
         element = symmetries.random_element(model, seed, condition)
         with _trial(model, symmetries, batches, element) as trial:
-            return _verified(trial, symmetries, each)
+            return _verified(trial, symmetries, each, enough)
 
 
 def example_batches(model: nn.Module, symmetries: SymmetryMap) -> list[Mapping[str, Any]]:
@@ -105,40 +109,63 @@ def example_batches(model: nn.Module, symmetries: SymmetryMap) -> list[Mapping[s
 
 MAX_TOKENS = 160
 
+LARGE = 1 << 28
+"""Parameters of a model on which one pass takes long."""
 
-def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool) -> Verified:
-    failed: dict[str, str] = {}
-    trial.search([s.name for s in symmetries.symmetries], failed)
-    claims = {n: Claim(n, *trial.single[n], _failure(*trial.single[n])) for n in failed}
-    remaining = symmetries.without(failed)
+
+def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float | None) -> Verified:
+    names = [s.name for s in symmetries.symmetries]
+    together = trial.moved(names, _APPLY)
+    if enough is not None and together <= enough:
+        return Verified(symmetries, together, None)
+    if each and trial.large and together < trial.tolerance:
+        # Every kind has controls of its own.
+        claims = {c.name: c for c in trial.by_kind(symmetries, together)}
+        control = min((c.control for c in claims.values() if c.status == "holds" and c.control), default=None)
+        return Verified(symmetries.without(_refuted(claims)), together, control, tuple(claims[n] for n in names))
+    passed = trial.search(names, together)
+    claims = {n: Claim(n, *measured, _failure(*measured)) for n, measured in trial.single.items()}
+    remaining = symmetries.without(_refuted(claims))
     moved: float | None = None
-    control: float | None = None
+    control = None
     if remaining.symmetries:
-        names = [s.name for s in remaining.symmetries]
-        moved, control = trial.measure(names)
+        left = [s.name for s in remaining.symmetries]
+        moved, control = passed or trial.measure(left)
         # Claims that pass by halves must pass together too.
         if not trial.passes(moved, control):
             reason = f"deviation {moved:.1e} together with the others, control {control:.1e}"
-            claims |= {n: Claim(n, moved, control, "failed") for n in names}
+            claims |= {n: Claim(n, moved, control, "failed") for n in left}
             return Verified(
-                remaining.without(dict.fromkeys(names, reason)), moved, control, tuple(claims.values())
+                remaining.without(dict.fromkeys(left, reason)), moved, control, tuple(claims.values())
             )  # fmt: skip
-        claims |= {n: Claim(n, moved, control, "holds") for n in names}
+        claims |= {n: Claim(n, moved, control, "holds") for n in left}
     if each:
-        claims |= {c.name: c for c in trial.by_kind(remaining)}
-        dead = {c.name: "dead: nothing that it does reaches the outputs" for c in claims.values() if c.status == "dead"}
-        worse = {
-            c.name: f"outputs move by {c.deviation:.1e}, by {c.control:.1e} when broken on purpose"
-            for c in claims.values()
-            if c.status == "failed" and c.name not in failed
-        }
-        remaining = remaining.without({**dead, **worse})
-    order = [s.name for s in symmetries.symmetries]
-    return Verified(remaining, moved, control, tuple(claims[n] for n in order))
+        measured = {c.name: c for c in trial.by_kind(remaining, moved)}
+        claims |= measured
+        remaining = remaining.without(_refuted(measured))
+    return Verified(remaining, moved, control, tuple(claims[n] for n in names))
+
+
+def _refuted(claims: Mapping[str, Claim]) -> dict[str, str]:
+    """Those that do not hold, the dead ones first, with the reason."""
+    dead = {n: "dead: nothing that it does reaches the outputs" for n, c in claims.items() if c.status == "dead"}
+    worse = {
+        n: f"outputs move by {c.deviation:.1e}, by {c.control:.1e} when broken on purpose"
+        for n, c in claims.items()
+        if c.status == "failed"
+    }
+    return {**dead, **worse}
 
 
 def _failure(moved: float, control: float) -> str:
     return "dead" if moved < DEAD and control < DEAD else "failed"
+
+
+_Act = Callable[[Any], Callable[..., None]]
+"""Symmetry -> what is done with it."""
+
+_APPLY: _Act = operator.attrgetter("apply")
+_BREAK: _Act = operator.attrgetter("break_")
 
 
 class _Trial:
@@ -152,11 +179,14 @@ class _Trial:
         named = dict(model.named_parameters(remove_duplicate=False))
         self.stored = {n: named[n].detach().clone() for n in symmetries.parameters}
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
+        self.large = sum(p.numel() for p in model.parameters()) > LARGE
         self.single: dict[str, tuple[float, float]] = {}
+        """Deviation and control of those that fail by themselves."""
         self.wide = next(model.parameters()).dtype == torch.float64
-        self.base: list[Tensor] = []
+        self.base: list[list[Tensor]] = []
 
-    def outputs(self) -> list[Tensor]:
+    def outputs(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
+        """What the model answers to each batch."""
         # Some models draw numbers in evaluation mode too: the same ones each time.
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -166,55 +196,71 @@ class _Trial:
                 stack.enter_context(Widened())
                 stack.enter_context(double_by_default())
             torch.manual_seed(0)
-            return [t.detach().clone() for b in self.batches for t in output_tensors(call(self.model, b))]
+            return [[t.detach().clone() for t in output_tensors(call(self.model, b))] for b in batches]
 
-    def measure(self, names: Sequence[str]) -> tuple[float, float]:
-        """(deviation, control) with these symmetries moved."""
-        return self.moved(names, lambda s: s.apply), self.moved(names, lambda s: s.break_)
-
-    def moved(self, names: Sequence[str], act: Callable[[Symmetry], Callable[..., None]]) -> float:
-        """Relative change of the outputs when each of these is acted on."""
-        touched = tuple(dict.fromkeys(p for n in names for p in self.by_name[n].parameters))
-        weights = wide_copy(self.model, touched)
-        for name in names:
-            act(self.by_name[name])(weights, self.element.moves[name])
+    def moved(self, names: Sequence[str], act: _Act, *, short: bool = False) -> float:
+        """Relative change of the outputs when each of these is acted on; ``short``: on the shortest batch alone."""
+        chosen = [self.by_name[n] for n in names]
         try:
-            put(self.model, weights)
-            del weights
-            return deviation(self.outputs(), self.base)
+            for members in connected(chosen):
+                weights = wide_copy(self.model, parameters_of(members))
+                for symmetry in members:
+                    act(symmetry)(weights, self.element.moves[symmetry.name])
+                put(self.model, weights)
+                del weights
+            which = [self.shortest] if short else range(len(self.batches))
+            answers = self.outputs([self.batches[i] for i in which])
+            return max(deviation(answer, self.base[i]) for i, answer in zip(which, answers, strict=True))
         finally:
-            put(self.model, {n: self.stored[n] for n in touched})
+            put(self.model, {n: self.stored[n] for n in parameters_of(chosen)})
+
+    @property
+    def shortest(self) -> int:
+        """The batch with the fewest numbers."""
+        sizes = [sum(v.numel() for v in b.values() if isinstance(v, Tensor)) for b in self.batches]
+        return sizes.index(min(sizes))
 
     def passes(self, moved: float, control: float) -> bool:
         return moved < self.tolerance and moved < OF_CONTROL * control
 
-    def search(self, names: Sequence[str], failed: dict[str, str]) -> None:
-        """Finds the symmetries that fail, by halves."""
-        moved, control = self.measure(names)
+    def measure(self, names: Sequence[str], moved: float | None = None) -> tuple[float, float]:
+        """(deviation, control) with these symmetries moved."""
+        return self.moved(names, _APPLY) if moved is None else moved, self.moved(names, _BREAK)
+
+    def search(self, names: Sequence[str], moved: float | None = None) -> tuple[float, float] | None:
+        """Deviation and control of all where they pass together; else those that fail are found by halves."""
+        moved, control = self.measure(names, moved)
         if self.passes(moved, control):
-            return
+            return moved, control
         if len(names) == 1:
             self.single[names[0]] = moved, control
-            failed[names[0]] = f"outputs move by {moved:.1e}, by {control:.1e} when broken on purpose"
-            return
+            return None
         middle = len(names) // 2
-        self.search(names[:middle], failed)
-        self.search(names[middle:], failed)
+        self.search(names[:middle])
+        self.search(names[middle:])
+        return None
 
-    def by_kind(self, symmetries: SymmetryMap) -> Iterator[Claim]:
-        """The claims of each kind by themselves, against every control they have."""
+    def by_kind(self, symmetries: SymmetryMap, together: float | None) -> Iterator[Claim]:
+        """The claims of each kind, against every control they have.
+
+        Each by itself; in a large model, where a pass takes long, what all of them did ``together`` is each one's
+        deviation too, unless it is too much for this kind's control.
+        """
         kinds: dict[object, list[Symmetry]] = {}
         for s in symmetries.symmetries:
             kinds.setdefault((s.kind, s.group if isinstance(s, Pair) else None), []).append(s)
         for members in kinds.values():
             names = [s.name for s in members]
-            moved = self.moved(names, lambda s: s.apply)
-            controls = [self.moved(names, lambda s: s.break_)]
+            controls = [self.moved(names, _BREAK, short=self.large)]
             for way in ("wrong_pairing", "untied"):
                 able = [s.name for s in members if isinstance(s, Pair) and getattr(s, f"has_{way}")]
                 if able:
-                    controls.append(self.moved(able, lambda s, way=way: getattr(s, way)))  # type: ignore[misc]
+                    controls.append(self.moved(able, operator.attrgetter(way), short=self.large))
             control = min(controls)
+            if self.large and together is not None and control >= DEAD and self.passes(together, control):
+                moved = together
+            else:
+                moved = self.moved(names, _APPLY)
             for s in members:
                 if control < DEAD and moved < DEAD:
                     yield Claim(s.name, moved, control, "dead")
@@ -235,13 +281,13 @@ def _trial(
     try:
         model.eval()
         try:
-            trial.base = trial.outputs()
+            trial.base = trial.outputs(batches)
         except (RuntimeError, ValueError, TypeError):
             # Some models have operations that know single precision only.
             if not trial.wide:
                 raise
             trial.wide = False
-            trial.base = trial.outputs()
+            trial.base = trial.outputs(batches)
         yield trial
     finally:
         trial.restore()

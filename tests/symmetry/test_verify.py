@@ -454,3 +454,40 @@ def test_what_is_left_out_of_a_map_is_recorded_with_its_reason() -> None:
     less = found.without({"attention.qk": "because"})
     assert [p.name for p in less.pairs] == ["attention.vo"]
     assert less.dropped == ("attention.qk: because",)
+
+
+@pytest.fixture
+def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_geosharp.symmetry.verify.LARGE", 0)
+
+
+@pytest.mark.usefixtures("every_model_is_large")
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+def test_large_models_are_proved_with_fewer_passes_and_the_same_outcome(name: str) -> None:
+    model = build(name)
+    proof = verify(model, true_map(name), each=True)
+    assert {c.status for c in proof.claims} == {"holds"}
+    assert proof.deviation is not None and proof.control is not None
+    assert {c.deviation for c in proof.claims} == {proof.deviation}
+    assert proof.control == min(c.control for c in proof.claims if c.control is not None) > 0.01
+    assert not proof.map.dropped
+
+
+@pytest.mark.usefixtures("every_model_is_large")
+@pytest.mark.parametrize("claim", FALSE_ON_LLAMA.values(), ids=FALSE_ON_LLAMA)
+def test_large_models_too_lose_false_claims(claim: Pair) -> None:
+    model = build("llama")
+    true = true_map("llama")
+    proof = verify(model, replace(true, pairs=(*true.pairs, claim)), each=True)
+    assert {p.name for p in proof.map.pairs} == {p.name for p in true.pairs}
+    assert [c.status for c in proof.claims if c.name == FALSE] == ["failed"]
+
+
+def test_what_moves_little_enough_needs_no_control() -> None:
+    model = build("llama")
+    passes = []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    proof = verify(model, true_map("llama"), [batch_of("llama")], enough=1e-6)
+    handle.remove()
+    assert proof.deviation is not None and proof.deviation < 1e-6
+    assert (proof.control, proof.claims, len(passes)) == (None, (), 2)
