@@ -28,7 +28,7 @@ from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
 from hf_geosharp.symmetry.health import health as health_of
 from hf_geosharp.symmetry.inputs import call, synthetic
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.verify import Verified, example_batches
+from hf_geosharp.symmetry.verify import LARGE, Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.symmetry.views import Axis
 from hf_geosharp.tasks.batches import batches_from, make_batches
@@ -342,9 +342,12 @@ def _inspect(
     with _borrowed(model) as borrowed:
         wanted.tell("find")
         examples = _runnable(borrowed, batches)
+        # On a large model one proof is enough, the one below.
+        large = sum(leaf.tensor.numel() for leaf in borrowed.leaves.values()) > LARGE
         found = find_symmetries(
-            borrowed.model, examples[0], preset=wanted.preset, layouts=wanted.layouts, cached=wanted.cached
-        )
+            borrowed.model, examples[0], preset=wanted.preset, layouts=wanted.layouts, cached=wanted.cached,
+            prove=not (large and wanted.verify),
+        )  # fmt: skip
         verified = Verified(found, None, None)
         if wanted.verify:
             wanted.tell("verify")

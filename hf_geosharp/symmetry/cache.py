@@ -26,7 +26,7 @@ from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 3
+SCHEMA = 4
 """Of the files; a change of what is found or how it is written raises it."""
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"
@@ -42,7 +42,7 @@ def folder() -> Path | None:
     return Path(home).expanduser() / "hf-geosharp" / "symmetries"
 
 
-def key(model: nn.Module, preset: str, inputs: Mapping[str, Any]) -> str | None:
+def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool = True) -> str | None:
     """What a find depends on, as a digest; None for models without a configuration, whose code is not known."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
@@ -51,6 +51,7 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any]) -> str | None:
     found = {
         "schema": SCHEMA,
         "preset": preset,
+        "proved": proved,
         "class": f"{type(model).__module__}.{type(model).__qualname__}",
         "config": settings,
         "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],

@@ -59,6 +59,7 @@ def find_symmetries(
     preset: str = "full",
     layouts: Sequence[Layout] = (),
     cached: bool = True,
+    prove: bool = True,
 ) -> SymmetryMap:
     """The continuous symmetries of a model's attention, and the folds that go with them.
 
@@ -72,12 +73,13 @@ def find_symmetries(
         preset: "full", "attention" (nothing outside attention) or "paper" (its pairs, nothing folds).
         layouts: descriptions of attention modules that a trace cannot see through.
         cached: look in, and add to, the finds on disk (:mod:`hf_geosharp.symmetry.cache`).
+        prove: leave out what does not hold on the model itself; False is for callers that verify the map anyway.
 
     Raises:
         ValueError: no inputs were given and none can be made up.
     """
     inputs = synthetic(model) if inputs is None else inputs
-    digest = cache.key(model, preset, inputs) if cached and not layouts and not registered() else None
+    digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None
     known = cache.load(digest) if digest else None
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
@@ -85,8 +87,9 @@ def find_symmetries(
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts)
     # A twin knows one module; what else reads its weights shows on the model alone.
-    proved = _proved(model, found, inputs)
-    found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
+    if prove:
+        proved = _proved(model, found, inputs)
+        found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
     if digest:
         cache.store(digest, found)
     return found

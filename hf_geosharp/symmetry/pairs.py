@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_geosharp.geometry.gauge import act
 from hf_geosharp.symmetry.base import Move, Symmetry, Weights
 from hf_geosharp.symmetry.groups import Group
-from hf_geosharp.symmetry.views import View, read, shape_of, write
+from hf_geosharp.symmetry.views import View, read, scale, shape_of, write
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,25 @@ class Pair(Symmetry):
 
     def apply(self, weights: Weights, move: Move) -> None:
         """(G, H) -> (G A⁻¹, H Aᴴ)."""
+        if self._numbers:
+            scale(self.g, weights, move["a"].flatten().reciprocal())
+            scale(self.h, weights, move["a"].flatten())
+            return
         g, h = self.factors(weights)
         self.set_factors(weights, *act(g, h, move["a"].to(g)))
 
     def break_(self, weights: Weights, move: Move) -> None:
         """(G, H) -> (G A⁻¹, H)."""
+        if self._numbers:
+            scale(self.g, weights, move["a"].flatten().reciprocal())
+            return
         g, h = self.factors(weights)
         self.set_factors(weights, act(g, h, move["a"].to(g))[0], h)
+
+    @property
+    def _numbers(self) -> bool:
+        """Whether the group's elements are real numbers: the units of an MLP, which are many, are moved in place."""
+        return self.group.dim == 1 and not self.group.complex
 
     @property
     def has_wrong_pairing(self) -> bool:

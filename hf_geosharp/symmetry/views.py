@@ -231,6 +231,18 @@ def write(views: Sequence[View], tensors: Mapping[str, Tensor], source: Tensor) 
         row += view.height
 
 
+def scale(views: Sequence[View], tensors: Mapping[str, Tensor], numbers: Tensor) -> None:
+    """Multiplies each copy of a real factor by its number, in place; ``numbers`` is (copies,)."""
+    for view in views:
+        target = view.of(tensors[view.parameter])
+        own = numbers.to(target).view([view.sizes[a] for a in view.copies] + [1] * (target.ndim - len(view.copies)))
+        if view.shift:
+            target += view.shift
+        target.mul_(own)
+        if view.shift:
+            target -= view.shift
+
+
 def _block(view: View, factor: Tensor, row: int) -> Tensor:
     """The rows of ``factor`` that belong to ``view``, with the view's own axes (a view of ``factor``)."""
     block = factor[:, :, row : row + view.height]
