@@ -771,14 +771,17 @@ class Attention:
 
 
 def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
-    """Every softmax whose logits compare one thing with another."""
+    """Every softmax whose logits compare one thing with another, or that mixes and has logits of unknown origin."""
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
         ports = list(_ports(trace, families, sources))
         roles = _key_features(softmax.logits, ports)
-        if roles is None:
+        if roles is not None:
+            qk = couplings(contracted(softmax.logits), ports, roles)
+        elif reason := _unseen(trace, families, softmax, ports):
+            qk = Couplings((), frozenset(), reason)
+        else:
             continue
-        qk = couplings(contracted(softmax.logits), ports, roles)
         output = _output(trace, softmax)
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
         used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
@@ -788,6 +791,21 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
             used += [x for x in trace.linears if any(x.leaf is s for s in read)] + [output]
         scope = common([x.scope for x in used] + [softmax.scope])
         yield Attention(softmax, output, scope, qk, vo, tuple(_others(trace, sources)))
+
+
+def _unseen(trace: Trace, families: Families, softmax: Softmax, ports: Sequence[Port]) -> str:
+    """Why what a softmax that mixes compares cannot be told; "" where it compares nothing (a pooling, a router)."""
+    if id(softmax) not in trace.mixing:
+        return ""
+    mapped = [p for p in ports if p.axis is not None]
+    if not mapped:
+        return "no linear map of a parameter is seen in what it compares"
+    for linear in trace.linears:
+        if any(linear.leaf is p.tensor for p in mapped):
+            below = list(_ports(trace, families, trace.sources(linear.source)))
+            if _key_features(linear.source, below) is not None:
+                return "its logits are mixed by a linear map after the comparison"
+    return ""
 
 
 def _others(trace: Trace, sources: Sequence[Tensor]) -> Iterator[str]:

@@ -87,6 +87,8 @@ class Trace:
     """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
+    mixing: set[int] = field(default_factory=set)
+    """Identities of softmaxes whose weights are multiplied with something that is computed."""
 
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""
@@ -115,6 +117,7 @@ class Trace:
 
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
+_EINSUMS = {torch.einsum, torch.functional.einsum}
 _ADDMMS = {torch.addmm, Tensor.addmm}
 _SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
@@ -151,6 +154,8 @@ class _Cutter(TorchFunctionMode):
                 product = written_out(func, args, kwargs)
             if product is not None:
                 return product
+        if func in _MATMULS or func in _EINSUMS:
+            self._mixing(args)
         made = None
         if func is functional.linear:
             made = self._linear(*args, **kwargs)
@@ -160,7 +165,7 @@ class _Cutter(TorchFunctionMode):
             made = self._matmul(args[1], args[2], args[0])
         elif func in _CONVOLUTIONS:
             made = self._convolution(func, *args, **kwargs)
-        elif func in (torch.einsum, torch.functional.einsum):
+        elif func in _EINSUMS:
             made = self._einsum(*args)
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
@@ -264,6 +269,20 @@ class _Cutter(TorchFunctionMode):
             return None
         order = [*kept, *new]
         return flat.unflatten(-1, [sizes[c] for c in new]).permute([order.index(c) for c in result])
+
+    def _mixing(self, args: Any) -> None:
+        """Notes the softmaxes whose weights are multiplied with something that is computed: they mix."""
+        flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
+        operands = [x for x in flat if isinstance(x, Tensor)]
+        try:
+            if len(operands) != 2 or any(x.untyped_storage().data_ptr() in self._owners for x in operands):
+                return
+        except (NotImplementedError, RuntimeError):
+            return  # within vmap: no memory
+        for operand in operands:
+            if operand.requires_grad and operand.ndim > 2:
+                sources = {id(s) for s in self.trace.sources(operand)}
+                self.trace.mixing |= {id(s) for s in self.trace.softmaxes if id(s.leaf) in sources}
 
     def _softmax(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
         if not isinstance(input, Tensor) or not input.requires_grad or input.ndim < 3:

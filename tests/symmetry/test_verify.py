@@ -467,7 +467,8 @@ def test_large_models_are_proved_with_fewer_passes_and_the_same_outcome(name: st
     model = build(name)
     proof = verify(model, true_map(name), each=True)
     assert {c.status for c in proof.claims} == {"holds"}
-    assert proof.deviation is not None and proof.control is not None
+    assert proof.deviation is not None
+    assert proof.control is not None
     assert {c.deviation for c in proof.claims} == {proof.deviation}
     assert proof.control == min(c.control for c in proof.claims if c.control is not None) > 0.01
     assert not proof.map.dropped
@@ -489,5 +490,6 @@ def test_what_moves_little_enough_needs_no_control() -> None:
     handle = model.register_forward_hook(lambda *_: passes.append(1))
     proof = verify(model, true_map("llama"), [batch_of("llama")], enough=1e-6)
     handle.remove()
-    assert proof.deviation is not None and proof.deviation < 1e-6
+    assert proof.deviation is not None
+    assert proof.deviation < 1e-6
     assert (proof.control, proof.claims, len(passes)) == (None, (), 2)
