@@ -1,0 +1,141 @@
+"""Finds on disk: read back as they were, for the same architecture only, and never a reason to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hf_geosharp.symmetry import cache, find
+from hf_geosharp.symmetry.find import find_symmetries
+from tests.families import Family, batch_of, build, each_family
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "finds"
+    monkeypatch.setenv(cache.ENVIRONMENT, str(place))
+    return place
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The models that were searched, not looked up."""
+    searched: list[nn.Module] = []
+    search = find._find
+
+    def counted(model: nn.Module, *args: Any) -> Any:
+        searched.append(model)
+        return search(model, *args)
+
+    monkeypatch.setattr(find, "_find", counted)
+    return searched
+
+
+@each_family
+def test_what_is_read_back_is_what_was_found(family: Family) -> None:
+    found = find_symmetries(build(family.name), batch_of(family.name), cached=False)
+    assert cache.decode(json.loads(json.dumps(cache.encode(found)))) == found
+
+
+def test_the_second_model_of_an_architecture_is_not_searched(folder: Path, searches: list[nn.Module]) -> None:
+    first = find_symmetries(build("llama", seed=1))
+    again = find_symmetries(build("llama", seed=2))
+    assert again == first
+    assert len(searches) == 1
+    assert len(list(folder.glob("*.json"))) == 1
+    assert find_symmetries(build("llama", seed=2), cached=False) == first
+    assert len(searches) == 2
+
+
+def test_a_find_is_for_one_preset_one_shape_one_setting_and_one_kind_of_proof() -> None:
+    model, batch = build("bert"), batch_of("bert")
+    known = cache.key(model, "full", batch)
+    assert cache.key(build("bert", seed=3), "full", batch) == known
+    other = build("bert")
+    other.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    changed = build("bert")
+    changed.config.hidden_act = "relu"  # type: ignore[union-attr]
+    named = build("bert")
+    named.config.id2label = {0: "bad", 1: "good", 2: "odd"}  # type: ignore[union-attr]
+    assert cache.key(named, "full", batch) == known
+    keys = [
+        known,
+        cache.key(model, "attention", batch),
+        cache.key(model, "full", {**batch, "token_type_ids": batch["input_ids"]}),
+        cache.key(model, "full", batch, proved=False),
+        cache.key(other, "full", batch),
+        cache.key(changed, "full", batch),
+        cache.key(build("roberta"), "full", batch),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_model_without_a_configuration_is_searched_every_time(folder: Path) -> None:
+    assert cache.key(nn.Linear(2, 2), "full", {}) is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"schema": 0}', json.dumps({"schema": cache.SCHEMA, "pairs": [{"=": "os"}]})]
+)
+def test_what_cannot_be_read_counts_as_not_there(folder: Path, content: str) -> None:
+    folder.mkdir()
+    (folder / "known.json").write_text(content)
+    assert cache.load("known") is None
+    assert cache.load("unknown") is None
+
+
+def test_an_empty_name_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.ENVIRONMENT, "")
+    assert cache.folder() is None
+    cache.store("any", find_symmetries(build("bert"), batch_of("bert")))
+    assert cache.load("any") is None
+
+
+def test_by_default_it_is_with_the_other_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cache.ENVIRONMENT)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / "hf-geosharp" / "symmetries"
+
+
+def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "file" / "finds"))
+    assert find_symmetries(build("bert")).pairs
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    cache.store("any", find_symmetries(build("bert"), batch_of("bert"), cached=False))
+    assert list(folder.iterdir()) == []
+
+
+_WRITER = """
+import sys
+from hf_geosharp.symmetry import cache
+from hf_geosharp.symmetry.find import find_symmetries
+from tests.families import batch_of, build
+found = find_symmetries(build("bert"), batch_of("bert"), cached=False)
+for _ in range(40):
+    cache.store("shared", found)
+    assert cache.load("shared") == found
+"""
+
+
+@pytest.mark.slow
+def test_processes_share_a_folder(folder: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITER], stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]  # fmt: skip
+    assert [(w.communicate()[1][-500:], w.returncode) for w in writers] == [("", 0)] * 4
+    assert [p.name for p in folder.iterdir()] == ["shared.json"]
