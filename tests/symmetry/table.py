@@ -142,3 +142,7 @@ TABLE: tuple[Row, ...] = (
     # The first self-attention of the decoder reads zeros: its queries and keys may be moved, and do nothing.
     *heads("detr", attentions=3 * LAYERS),
 )
+
+LESS = {"bitnet", "longformer", "swinv2"}
+"""Where less is found than there is: O(h) conjugated by a norm's weight, heads of which only some are global, and the
+scales of normalised queries and keys."""

@@ -11,7 +11,7 @@ from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.verify import Verified, verify
-from tests.symmetry.table import TABLE, Row
+from tests.symmetry.table import LESS, TABLE, Row
 
 FAST = {
     "bert", "deberta-v2 own", "roformer", "modernbert", "xlnet", "bart", "t5", "whisper", "gpt2", "gpt_neox", "codegen",
@@ -19,10 +19,6 @@ FAST = {
     "bitnet", "deepseek_v3", "dinov3_vit", "swin", "sam_vision_model",
 }  # fmt: skip
 """Varied families that are run every time; the others are slow together."""
-
-LESS = {"bitnet", "longformer", "swinv2"}
-"""Where less is found than there is: O(h) conjugated by a norm's weight, heads of which only some are global, and the
-scales of normalised queries and keys."""
 
 LENGTHS = (19, 23)
 """Tokens to find with and to prove on: more than twice a head."""
