@@ -12,7 +12,11 @@ from torch import nn
 
 from hf_geosharp.errors import UsageError
 from hf_geosharp.symmetry import cache
+from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
+from hf_geosharp.symmetry.couplings import Couplings
 from hf_geosharp.symmetry.exchange import exchanges
+from hf_geosharp.symmetry.feature_views import views_of
+from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
@@ -23,18 +27,7 @@ from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
-from hf_geosharp.symmetry.sites import (
-    Analysis,
-    Attention,
-    Block,
-    Couplings,
-    Families,
-    analyse,
-    attentions,
-    common,
-    in_order,
-    views_of,
-)
+from hf_geosharp.symmetry.sites import Attention, attentions, common
 from hf_geosharp.symmetry.trace import Trace, differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify

@@ -13,11 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hf_geosharp.symmetry.feature_views import features_view
+from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
-from hf_geosharp.symmetry.sites import Families, common, features_view
+from hf_geosharp.symmetry.sites import common
 from hf_geosharp.symmetry.trace import Linear, Trace
 
 _HALVES: dict[str, Callable[[int], range]] = {

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
-from hf_geosharp.symmetry.sites import _nested, _regular
+from hf_geosharp.symmetry.feature_views import _nested, _regular
 from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import (
     HEAD,

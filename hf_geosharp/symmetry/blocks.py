@@ -1,0 +1,269 @@
+"""Features that meet, put into coordinates and blocks: what one group element acts on together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hf_geosharp.symmetry.couplings import Couplings, Edges
+from hf_geosharp.symmetry.features import Families, Node
+
+
+@dataclass(frozen=True)
+class Block:
+    """Coordinates that belong together: one copy of a pair.
+
+    ``g`` and ``h`` give, for each family on that side, features[row][coordinate] (or [row][frequency][2] where
+    ``turned``).
+    """
+
+    heads: tuple[int, ...]
+    turned: bool
+    g: tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+    h: tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates (or frequencies)."""
+        return len(self.g[0][1][0])
+
+
+Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+"""For each family on one side of a block, features[row][coordinate] (or [row][frequency][2])."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What bilinear forms are made of, or why they are none."""
+
+    blocks: tuple[Block, ...]
+    heads: int
+    reason: str = ""
+
+
+def analyse(forms: Sequence[Couplings], families: Families) -> Analysis:
+    """Coordinates and blocks of forms that have features in common (all the forms of a shared module, say)."""
+
+    def mapped(family: int) -> bool:
+        return bool(families.members[family].across)
+
+    reasons = [f.reason for f in forms if f.reason]
+    edges = [own for f in forms for own in f.heads]
+    if reasons:
+        return Analysis((), len(edges), reasons[0])
+    return _blocks(edges, set().union(*(f.h_side for f in forms)), mapped)
+
+
+def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") -> list[Block]:
+    """Blocks of forms whose coordinates act on each other, by the order of the features alone.
+
+    The k-th feature of a head on the one side is taken to meet the k-th on the other. With ``pairing`` "half" or
+    "interleaved" two of them are one frequency of a rotary embedding. Whether it is so is for a twin to tell; nothing
+    is returned where the sides do not match.
+    """
+    h_side = set().union(*(f.h_side for f in forms))
+    copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
+    shared = True
+    for index, own in enumerate(x for f in forms for x in f.members):
+        nodes = sorted(n for n in own if families.members[n[0]].across)
+        sides = tuple(n for n in nodes if n not in h_side), tuple(n for n in nodes if n in h_side)
+        if not sides[0] or len(sides[0]) != len(sides[1]) or any(len({f for f, _ in s}) != 1 for s in sides):
+            return []
+        copies.setdefault(sides[0], []).append((index, sides[1]))
+    if len({h for members in copies.values() for _, h in members}) < sum(map(len, copies.values())):
+        # Heads share the other side: queries of one key.
+        shared = False
+        copies = {}
+        for index, own in enumerate(x for f in forms for x in f.members):
+            nodes = sorted(n for n in own if families.members[n[0]].across)
+            key = tuple(n for n in nodes if n in h_side)
+            copies.setdefault(key, []).append((index, tuple(n for n in nodes if n not in h_side)))
+    blocks = []
+    for one, members in copies.items():
+        many = tuple(dict.fromkeys(h for _, h in members))
+        if pairing and len(one) % 2:
+            return []
+        single, several = _ordered([one], pairing), _ordered(many, pairing)
+        g, h = (single, several) if shared else (several, single)
+        blocks.append(Block(tuple(i for i, _ in members), bool(pairing), g, h))
+    return blocks
+
+
+def _ordered(rows: Sequence[tuple[Node, ...]], pairing: str) -> Side:
+    """(family, features[row][coordinate]) of each family, or [row][frequency][2] with a pairing."""
+    out: dict[int, list[tuple[object, ...]]] = {}
+    for nodes in rows:
+        features = [i for _, i in nodes]
+        half = len(features) // 2
+        if pairing == "half":
+            made: tuple[object, ...] = tuple((features[k], features[k + half]) for k in range(half))
+        elif pairing:
+            made = tuple((features[2 * k], features[2 * k + 1]) for k in range(half))
+        else:
+            made = tuple(features)
+        out.setdefault(nodes[0][0], []).append(made)
+    return tuple((family, tuple(table)) for family, table in sorted(out.items()))
+
+
+def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], bool]) -> Analysis:
+    """Coordinates are what hangs together; blocks are coordinates of the same heads."""
+    heads = len(edges)
+    root: dict[Node, Node] = {}
+
+    def find(x: Node) -> Node:
+        root.setdefault(x, x)
+        while root[x] != x:
+            root[x] = root[root[x]]
+            x = root[x]
+        return x
+
+    for own in edges:
+        for a, b in own:
+            root[find(a)] = find(b)
+    components: dict[Node, set[Node]] = {}
+    for node in list(root):
+        components.setdefault(find(node), set()).add(node)
+    side = _sides(components, edges, h_side)
+    if side is None:
+        return Analysis((), heads, "features of one side act on each other (a norm, or more than a product)")
+    met: dict[Node, dict[int, tuple[set[Node], set[Node]]]] = {}
+    for h, own in enumerate(edges):
+        for pair in own:
+            both = met.setdefault(find(pair[0]), {}).setdefault(h, (set(), set()))
+            for node in pair:
+                both[side[node]].add(node)
+    groups: dict[tuple[frozenset[int], bool, object], list[tuple[Node, set[Node]]]] = {}
+    for key, nodes in components.items():
+        # How many features of one family a head has in a coordinate: one, or two that are turned.
+        counts = {n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)}
+        if counts == {1}:
+            turned = False
+        elif counts == {2}:
+            turned = True
+        else:
+            return Analysis(
+                (), heads, f"{max(counts, default=0)} features act as one (a norm or a mixing of coordinates)"
+            )
+        families = tuple(sorted((f, s, n) for (f, s), n in _counted(nodes, side).items()))
+        groups.setdefault((frozenset(met[key]), turned, families), []).append((key, nodes))
+    blocks = []
+    for (own_heads, turned, _), found in groups.items():
+        found.sort(key=lambda item: min(n for n in item[1] if side[n]))
+        made = (_turned if turned else _plain)(found, side, edges, own_heads)
+        if made is None:
+            return Analysis((), heads, "pairs of coordinates are not turned by rotations")
+        blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
+    blocks.sort(key=lambda b: (b.turned, b.heads, b.h[0]))
+    return Analysis(tuple(blocks), heads)
+
+
+def _families(nodes: set[Node]) -> dict[int, int]:
+    out: dict[int, int] = {}
+    for family, _ in nodes:
+        out[family] = out.get(family, 0) + 1
+    return out
+
+
+def _sides(components: dict[Node, set[Node]], edges: Sequence[Edges], h_side: set[Node]) -> dict[Node, bool] | None:
+    """Node -> whether it is on the H side; None if a node would be on both."""
+    side = dict.fromkeys(h_side, True)
+    pairs = [pair for own in edges for pair in own]
+    for _ in range(4):
+        changed = False
+        for a, b in pairs:
+            for x, y in ((a, b), (b, a)):
+                if x in side:
+                    if side.get(y, not side[x]) == side[x]:
+                        return None
+                    if y not in side:
+                        side[y] = not side[x]
+                        changed = True
+        if not changed:
+            break
+    return side if all(n in side for nodes in components.values() for n in nodes) else None
+
+
+def _counted(nodes: set[Node], side: dict[Node, bool]) -> dict[tuple[int, bool], int]:
+    out: dict[tuple[int, bool], int] = {}
+    for n in nodes:
+        out[n[0], side[n]] = out.get((n[0], side[n]), 0) + 1
+    return out
+
+
+def _plain(
+    found: Sequence[tuple[Node, set[Node]]], side: dict[Node, bool], edges: object, heads: object
+) -> tuple[Side, Side]:
+    """features[row][coordinate] of each family, rows in the order of the features."""
+    sides: list[Side] = []
+    for wanted in (False, True):
+        families = sorted({n[0] for _, nodes in found for n in nodes if side[n] is wanted})
+        table = []
+        for family in families:
+            columns = [sorted(n[1] for n in nodes if n[0] == family and side[n] is wanted) for _, nodes in found]
+            table.append((family, tuple(tuple(c[r] for c in columns) for r in range(len(columns[0])))))
+        sides.append(tuple(table))
+    return sides[0], sides[1]
+
+
+def _turned(
+    found: Sequence[tuple[Node, set[Node]]],
+    side: dict[Node, bool],
+    edges: Sequence[Edges],
+    heads: frozenset[int],
+) -> tuple[Side, Side] | None:
+    """features[row][frequency][2]: the two features of a frequency so that both sides turn the same way."""
+    g_rows: dict[int, list[list[tuple[int, int]]]] = {}
+    h_rows: dict[int, list[list[tuple[int, int]]]] = {}
+    for column, (_, nodes) in enumerate(found):
+        for h in sorted(heads):
+            own = {pair: v for pair, v in edges[h].items() if pair[0] in nodes}
+            own |= {(b, a): v for (a, b), v in own.items()}
+            both: tuple[dict[int, list[Node]], dict[int, list[Node]]] = ({}, {})
+            for node in sorted({n for pair in own for n in pair}):
+                both[side[node]].setdefault(node[0], []).append(node)
+            if any(len(own_nodes) != 2 for one in both for own_nodes in one.values()):
+                return None
+            # The keys' first family sets the direction for the queries', and those for all others.
+            first_h = next(iter(both[1].values()))
+            ordered: dict[int, list[Node]] = {}
+            for family, pair in both[0].items():
+                order = _orientation([[own.get((b, a), 0.0) for b in first_h] for a in pair])
+                if order is None:
+                    return None
+                ordered[family] = pair if order else pair[::-1]
+                _append(g_rows, family, len(found), column, ordered[family])
+            first_g = next(iter(ordered.values()))
+            for family, pair in both[1].items():
+                order = _orientation([[own.get((b, a), 0.0) for a in first_g] for b in pair])
+                if order is None:
+                    return None
+                _append(h_rows, family, len(found), column, pair if order else pair[::-1])
+    out = []
+    for rows in (g_rows, h_rows):
+        table = []
+        for family, per_frequency in sorted(rows.items()):
+            unique = [list(dict.fromkeys(column)) for column in per_frequency]
+            if len({len(c) for c in unique}) != 1 or len(unique) != len(found):
+                return None
+            unique = [sorted(c) for c in unique]
+            table.append((family, tuple(tuple(c[r] for c in unique) for r in range(len(unique[0])))))
+        out.append(tuple(table))
+    return out[0], out[1]
+
+
+def _append(
+    rows: dict[int, list[list[tuple[int, int]]]], family: int, count: int, column: int, pair: Sequence[Node]
+) -> None:
+    rows.setdefault(family, [[] for _ in range(count)])[column].append((pair[0][1], pair[1][1]))
+
+
+def _orientation(m: list[list[float]]) -> bool | None:
+    """Whether m is c + s J as it stands (True) or with its rows exchanged (False); None if neither."""
+    (p, q), (r, s) = m
+    size = max(abs(x) for x in (p, q, r, s))
+    near = 1e-3 * size
+    if abs(p - s) <= near and abs(q + r) <= near:
+        return True
+    if abs(r - q) <= near and abs(s + p) <= near:
+        return False
+    return None

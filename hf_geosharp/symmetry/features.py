@@ -1,0 +1,119 @@
+"""Features of linear maps, and entries of parameters, as the nodes of what is read off a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.symmetry.trace import Linear
+
+Node = tuple[int, int]
+"""A feature: which family, and which index in it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Features of one kind: outputs (or inputs) of linear maps, or entries of a parameter that is used by itself.
+
+    Attributes:
+        parameter: its name.
+        dimensions: which of its dimensions count the features (several: together, the last one fastest).
+        across: which are its rows; none for entries.
+        start: where the linear map's part of the parameter begins in the other dimensions.
+        rows: how many rows there are.
+        shape: of the parameter.
+        bias: the parameter and index of the bias of feature 0.
+    """
+
+    parameter: str
+    dimensions: tuple[int, ...]
+    across: tuple[int, ...]
+    start: tuple[int, ...]
+    rows: int
+    shape: tuple[int, ...]
+    bias: tuple[str, int] | None = None
+
+
+@dataclass(eq=False)
+class Port:
+    """A tensor of the graph whose features take part: which family they are of, and where its first is in it."""
+
+    tensor: Tensor
+    axis: int | None
+    family: int
+    first: int
+
+    def features(self, gradient: Tensor | None) -> Tensor:
+        """Which features have a derivative that is not zero anywhere: (features,) booleans."""
+        return self.sizes(gradient) != 0
+
+    def sizes(self, gradient: Tensor | None) -> Tensor:
+        """Largest modulus of the derivative of each feature, (features,)."""
+        if gradient is None:
+            return torch.zeros(self.count)
+        if self.axis is None:
+            return gradient.detach().abs().flatten()
+        return gradient.detach().abs().movedim(self.axis, -1).flatten(0, -2).amax(0)
+
+    def sums(self, gradient: Tensor | None) -> Tensor:
+        """Sum of the derivative over everything but features, (features,)."""
+        if gradient is None:
+            return torch.zeros(self.count)
+        if self.axis is None:
+            return gradient.detach().flatten()
+        return gradient.detach().movedim(self.axis, -1).flatten(0, -2).sum(0)
+
+    @property
+    def count(self) -> int:
+        """How many features it has."""
+        return self.tensor.numel() if self.axis is None else self.tensor.shape[self.axis]
+
+    def one_hot(self, features: Sequence[int]) -> Tensor:
+        """Ones at these features, everywhere."""
+        out = torch.zeros_like(self.tensor)
+        if self.axis is None:
+            out.view(-1)[list(features)] = 1
+        else:
+            out.movedim(self.axis, -1)[..., list(features)] = 1
+        return out
+
+
+class Families:
+    """The families of a model, each once: maps that share a parameter have features in common."""
+
+    def __init__(self) -> None:
+        self.members: list[Family] = []
+        self._index: dict[Family, int] = {}
+
+    def outputs(self, linear: Linear) -> tuple[int, int]:
+        """(family, index of the first feature) of what a linear map writes."""
+        slab = linear.weight
+        first = slab.start[slab.out[0]] if len(slab.out) == 1 else 0
+        start = tuple(0 if d in slab.out else s for d, s in enumerate(slab.start))
+        bias = None
+        if linear.bias is not None:
+            bias = linear.bias.parameter, linear.bias.start[0] - first
+        return self._add(Family(slab.parameter, slab.out, slab.inner, start, linear.inputs, slab.shape, bias)), first
+
+    def inputs(self, linear: Linear) -> tuple[int, int] | None:
+        """The same of what it reads; None where not every output reads every input."""
+        slab = linear.weight
+        if linear.grouped:
+            return None
+        first = slab.start[slab.inner[0]] if len(slab.inner) == 1 else 0
+        start = tuple(0 if d in slab.inner else s for d, s in enumerate(slab.start))
+        return self._add(Family(slab.parameter, slab.inner, slab.out, start, linear.outputs, slab.shape)), first
+
+    def entries(self, name: str, parameter: Tensor) -> int:
+        """Family of a parameter's own entries."""
+        everything = tuple(range(parameter.ndim))
+        return self._add(Family(name, everything, (), (0,) * parameter.ndim, 1, tuple(parameter.shape)))
+
+    def _add(self, family: Family) -> int:
+        if family not in self._index:
+            self._index[family] = len(self.members)
+            self.members.append(family)
+        return self._index[family]
