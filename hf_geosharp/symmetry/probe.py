@@ -88,13 +88,13 @@ def detached(x: Any) -> Any:
     return None if hasattr(x, "get_seq_length") else x
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: Any, scale: float = 1.0) -> Any:
     if isinstance(x, Tensor):
-        return x.double() if x.is_floating_point() else x
+        return x.double() * scale if x.is_floating_point() else x
     if isinstance(x, (list, tuple)):
-        return type(x)(_wide(v) for v in x)
+        return type(x)(_wide(v, scale) for v in x)
     if isinstance(x, dict):
-        return {k: _wide(v) for k, v in x.items()}
+        return {k: _wide(v, scale) for k, v in x.items()}
     return x
 
 
@@ -116,22 +116,25 @@ class LocalTwin:
                 if local in self._locals and self._locals[local] not in self.weights:
                     self.weights[self._locals[local]] = _randomised(p.detach(), generator).to(p.device)
 
-    def run(self, weights: Mapping[str, Tensor]) -> list[Tensor]:
-        """The module's floating-point outputs with these weights."""
+    def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
+        """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
+        args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
         with torch.no_grad(), Widened(), double_by_default():
-            outputs = torch.func.functional_call(self._module, substitutes, self._args, dict(self._kwargs))
+            outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         return output_tensors(outputs)
 
-    def test(self, symmetry: Symmetry, seed: int = 1, condition: float = 10.0) -> tuple[float, float]:
+    def test(
+        self, symmetry: Symmetry, seed: int = 1, condition: float = 10.0, scale: float = 1.0
+    ) -> tuple[float, float]:
         """(deviation, control): relative change of the output along the symmetry, and when it is broken on purpose."""
         move = symmetry.random(self.weights, torch.Generator().manual_seed(seed), condition)
-        base = self.run(self.weights)
+        base = self.run(self.weights, scale)
         results = []
         for act in (symmetry.apply, symmetry.break_):
             moved = {n: w.clone() for n, w in self.weights.items()}
             act(moved, move)
-            results.append(deviation(self.run(moved), base))
+            results.append(deviation(self.run(moved, scale), base))
         return results[0], results[1]
 
 
@@ -186,25 +189,31 @@ class Trials:
         """Whether the module has run, so that it can be replayed."""
         return scope in self._calls
 
-    def holds(self, symmetry: Symmetry, scope: str) -> bool:
-        """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision."""
+    def holds(self, symmetry: Symmetry, scope: str, scales: Sequence[float] = (1.0,)) -> bool:
+        """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision.
+
+        On what the module was called with times each of the ``scales``.
+        """
         module = self._modules[scope]
         prefix = f"{scope}." if scope else ""
         described = repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
-        key = type(module), described
+        key = type(module), described, tuple(scales)
         if key in self._held:
             return True
         if self._failed.get(key, 0) >= RETRIES:
             return False
-        measured = self.measure(symmetry, scope)
-        if measured is not None and measured[0] < min(HOLDS, OF_CONTROL * measured[1]):
+        if all(self._exact(self.measure(symmetry, scope, scale)) for scale in scales):
             self._held.add(key)
             return True
         # A layer may be dead where another one like it is not.
         self._failed[key] = self._failed.get(key, 0) + 1
         return False
 
-    def measure(self, symmetry: Symmetry, scope: str) -> tuple[float, float] | None:
+    @staticmethod
+    def _exact(measured: tuple[float, float] | None) -> bool:
+        return measured is not None and measured[0] < min(HOLDS, OF_CONTROL * measured[1])
+
+    def measure(self, symmetry: Symmetry, scope: str, scale: float = 1.0) -> tuple[float, float] | None:
         """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
         while True:
             while scope and (scope not in self._calls or self._calls[scope].has_modules):
@@ -213,7 +222,7 @@ class Trials:
             if scope not in self._calls or _size(self._modules[scope]) > LARGEST:
                 return None
             try:
-                return self._of(scope).test(symmetry)
+                return self._of(scope).test(symmetry, scale=scale)
             except KeyError:
                 # It moves parameters of more than this module.
                 if not scope:

@@ -40,15 +40,15 @@ class Attention:
 
 
 def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
-    """Every softmax whose logits compare one thing with another, or that mixes and has logits of unknown origin."""
+    """Every softmax whose logits compare one thing with another, or that mixes, whatever its logits are."""
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
         ports = list(_ports(trace, families, sources))
         roles = _key_features(softmax.logits, ports)
         if roles is not None:
             qk = couplings(contracted(softmax.logits), ports, roles)
-        elif reason := _unseen(trace, families, softmax, ports):
-            qk = Couplings((), frozenset(), reason)
+        elif id(softmax) in trace.mixing:
+            qk = Couplings((), frozenset(), _unseen(trace, families, ports))
         else:
             continue
         output = _output(trace, softmax)
@@ -62,10 +62,8 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
         yield Attention(softmax, output, scope, qk, vo, tuple(_others(trace, sources)))
 
 
-def _unseen(trace: Trace, families: Families, softmax: Softmax, ports: Sequence[Port]) -> str:
-    """Why what a softmax that mixes compares cannot be told; "" where it compares nothing (a pooling, a router)."""
-    if id(softmax) not in trace.mixing:
-        return ""
+def _unseen(trace: Trace, families: Families, ports: Sequence[Port]) -> str:
+    """Why what a softmax that mixes compares cannot be told."""
     mapped = [p for p in ports if p.axis is not None]
     if not mapped:
         return "no linear map of a parameter is seen in what it compares"
@@ -74,7 +72,7 @@ def _unseen(trace: Trace, families: Families, softmax: Softmax, ports: Sequence[
             below = list(_ports(trace, families, trace.sources(linear.source)))
             if _key_features(linear.source, below) is not None:
                 return "its logits are mixed by a linear map after the comparison"
-    return ""
+    return "queries and keys cannot be told apart (a learned query, a single one, attention between channels)"
 
 
 def _others(trace: Trace, sources: Sequence[Tensor]) -> Iterator[str]:

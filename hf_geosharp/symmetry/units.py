@@ -53,13 +53,16 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
             key = tuple(v.region for v in (*pair.g, *pair.h))
             if key in seen:
                 break
-            if trials.holds(pair, pair.module):
+            if trials.holds(pair, pair.module, SCALES):
                 seen.add(key)
                 yield replace(pair, name=names(pair.module, pair.kind))
                 break
 
 
 MAX_READERS = 8
+
+SCALES = (1.0, 100.0)
+"""Units are tried on inputs that are large too: what limits them (a clamp) may not show on small ones."""
 
 
 def _felt(reader: Linear, sources: list[Tensor]) -> list[Tensor]:

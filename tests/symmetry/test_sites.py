@@ -352,6 +352,11 @@ def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Te
     return joined(torch.softmax(logits, dim=-1) @ v)
 
 
+def _pooled(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One query for all, which is a parameter."""
+    return joined((torch.softmax(m.query @ k.mT, dim=-1) @ v).expand_as(v))
+
+
 UNCLAIMED = {
     "bent queries": Site(of(lambda m, x, q, k, v: attend(torch.tanh(q), k, v)), NONE, folds=BIASES, named=("qk",)),
     "bent values": Site(of(lambda m, x, q, k, v: attend(q, k, torch.tanh(v))), vo=NONE, folds=KEY_BIAS, named=("vo",)),
@@ -373,6 +378,7 @@ UNCLAIMED = {
     ),
     "weights rearranged in memory": Site(Copied, NONE, named=("qk",)),
     "weights handed on with their biases copied into one": Site(Handed, NONE, named=("qk",)),
+    "a learned query": Site(of(_pooled, query=(4, 1, HEAD)), NONE, named=("qk",)),
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 

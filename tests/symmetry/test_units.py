@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -275,3 +276,24 @@ def test_pairs_that_share_entries_are_parted_before_a_score_sees_them(name: str)
         for v in (*p.g, *p.h):
             v.of(counts[v.parameter]).add_(1)
     assert all(float(c.max()) <= 1 for c in counts.values())
+
+
+class Clamped(nn.Module):
+    """A gated MLP whose linear half is cut off where the inputs that it is found with do not reach."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(8, 12), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.silu(self.gate(x)) * self.up(x).clamp(-self.limit, self.limit)
+        return x + self.down(hidden)
+
+
+@pytest.mark.parametrize(("limit", "found"), [(math.inf, 1), (20.0, 0)])
+def test_a_limit_that_these_inputs_do_not_reach_is_seen(limit: float, found: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Clamped(limit)).double()
+    batch = {"input": torch.randn(3, 8, dtype=torch.float64)}
+    assert len([p for p in find_symmetries(model, batch).pairs if p.kind == "mlp"]) == found
