@@ -1,114 +1,126 @@
-"""Cost of the geometry: passes a step, time on top of a forward and backward pass, and peak memory.
+"""Cost of the geometry: passes of a score, and time of a step on top of its forward and backward pass.
 
-    python benchmarks/geometry_cost.py [--threads 2] [--repeats 3] [--steps 20] [--case base|tiny|all]
+    python -m benchmarks.geometry_cost [--threads 2] [--quick]
 
-A real ascent is timed: its model passes, and all the rest of it, in turn in one process; ratios are medians over
-repeats (one for exact geodesics).
-Peak memory runs in a process of its own, on a sequence so short that activations do not count.
+A real ascent is timed: its model passes, and all the rest of it, in turn in one process. Ratios are over the median
+pass of the same ascent, and medians over ascents (one for exact geodesics and for BERT-base).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from torch import nn
 from transformers.utils import logging
 
+from benchmarks import subjects
+from benchmarks.clock import spread, wait
+from benchmarks.subjects import Batch, Subject
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent
-from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.estimate import ASCENTS, Settings, estimate
 from hf_geosharp.sharpness.objective import Objective, Reach
+from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.symmetry.find import find_symmetries
+
+RHO = 0.01
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One kind of ascent on one case."""
+
+    metric: str
+    geodesic: Order
+    ascent: str
+    repeats: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with random weights and the shape of its batch."""
+    """A model with random weights, the shape of its batch, and what is run on it."""
 
     title: str
-    config: BertConfig
     rows: int
     tokens: int
-    orders: tuple[Order, ...]
     steps: int
-    repeats: int
+    runs: tuple[Run, ...]
+    sizes: dict[str, Any]
+
+    def build(self) -> Subject:
+        return subjects.bert(self.rows, self.tokens, **self.sizes)
 
 
-CASES = {
-    "base": Case("BERT-base, 32 x 128 tokens", BertConfig(), 32, 128, ("second",), 4, 1),
-    "tiny": Case(
-        "BERT 4 layers, hidden 128, 32 x 64 tokens",
-        BertConfig(hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=512),
+SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 512}
+TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 100}
+
+QUICK = Case("BERT, 1 layer, hidden 32, 8 x 8 tokens", 8, 8, 4, (Run("inv", "second", "apgd", 1),), TINY)
+CASES = (
+    Case(
+        "BERT, 4 layers, hidden 128, 32 x 64 tokens",
         32,
         64,
-        ("second", "exact"),
         20,
-        3,
+        (
+            *(Run(metric, "second", ascent, 3) for metric in ("inv", "mix") for ascent in ASCENTS),
+            Run("inv", "exact", "apgd", 1),
+        ),
+        SMALL,
     ),
-}
-
-
-def build(case: Case) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(case.config).eval()
-    batch = {
-        "input_ids": torch.randint(5, case.config.vocab_size, (case.rows, case.tokens)),
-        "attention_mask": torch.ones(case.rows, case.tokens, dtype=torch.long),
-        "labels": torch.randint(0, 2, (case.rows,)),
-    }
-    return model, batch
+    Case(
+        "BERT-base, 32 x 128 tokens",
+        32,
+        128,
+        2,
+        (Run("inv", "second", "secant", 1), Run("mix", "second", "secant", 1)),
+        {},
+    ),
+)
 
 
 class Stopwatch:
-    """An objective that keeps the seconds of each forward and backward pass."""
+    """An objective that keeps the seconds of each of its passes."""
 
-    def __init__(self, objective: Objective) -> None:
-        self.objective, self.seconds = objective, list[float]()
+    def __init__(self, objective: Objective, device: str = "cpu") -> None:
+        self.objective, self.device = objective, device
+        self.seconds: list[float] = []
+        self.both: list[float] = []
+        """Of those that were forward and backward."""
 
     def evaluate(self, gradient: bool) -> float:
+        wait(self.device)
         start = time.perf_counter()
         value = self.objective.evaluate(gradient)
+        wait(self.device)
         self.seconds.append(time.perf_counter() - start)
+        if gradient:
+            self.both.append(self.seconds[-1])
         return value
 
 
-def step_cost(case: Case, steps: int, repeats: int) -> None:
-    """Seconds of one forward + backward pass, and of everything else that a step of the ascent does."""
-    model, batch = build(case)
-    symmetries = find_symmetries(model)
-    print(f"\n{case.title}: {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
-    for metric in ("inv", "mix"):
-        for geodesic in case.orders:
-            with borrow(model) as borrowed:
-                chart = Chart(borrowed, symmetries, Geometry(metric, geodesic))
-                passes, rest = [], []
-                for _ in range(repeats if geodesic == "second" else 1):
-                    watch = Stopwatch(Objective(model, batch))
-                    total = ascent_seconds(chart, watch, model, steps)
-                    # The last evaluation of an ascent has no backward pass.
-                    passes.append(statistics.median(watch.seconds[1:-1]))
-                    rest.append((total - sum(watch.seconds)) / steps)
-                ratio = [r / p for r, p in zip(rest, passes, strict=True)]
-                print(
-                    f"  {metric:4} {geodesic:7} forward+backward {statistics.median(passes):7.3f} s   "
-                    f"everything else {statistics.median(rest):7.3f} s a step   "
-                    f"ratio {statistics.median(ratio):6.1%} ({min(ratio):.1%} to {max(ratio):.1%})"
-                )
+@dataclass(frozen=True)
+class Timed:
+    """One ascent: seconds of a forward and backward pass, of all else a step does, and of both together."""
+
+    one_pass: float
+    rest: float
+    total: float
+    steps: int
+    rise: float
 
 
-def ascent_seconds(chart: Chart, watch: Stopwatch, model: torch.nn.Module, steps: int) -> float:
-    """One ascent as a score takes it."""
+def ascend(chart: Chart, model: nn.Module, batch: Batch, ascent: str, steps: int, device: str = "cpu") -> Timed:
+    """One ascent as a score takes it, from the loss at the model's own weights on."""
+    watch = Stopwatch(Objective(model, batch), device)
 
     def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
         chart.write(u)
@@ -116,72 +128,85 @@ def ascent_seconds(chart: Chart, watch: Stopwatch, model: torch.nn.Module, steps
         return value, chart.pull() if gradient else None
 
     names = {id(p): n for n, p in model.named_parameters()}
+    wait(device)
     start = time.perf_counter()
     chart.widen()
     with Reach(model) as reach:
         base = watch.evaluate(True)
     chart.focus({names[key]: rows for key, rows in reach.rows.items()})
-    auto_pgd(chart.space, evaluate, 0.01, steps, given=(base, chart.pull()))
-    return time.perf_counter() - start
+    climb = ASCENTS[ascent](chart.space, evaluate, RHO, steps, given=(base, chart.pull()))
+    wait(device)
+    total = time.perf_counter() - start
+    # The first pass warms up.
+    one_pass = statistics.median(watch.both[1:] or watch.both)
+    return Timed(one_pass, (total - sum(watch.seconds)) / max(climb.steps, 1), total, climb.steps, climb.rise)
 
 
-def passes_per_step(case: Case) -> None:
-    model, batch = build(case)
+def timed(
+    model: nn.Module, batch: Batch, runs: Sequence[Run], steps: int, device: str = "cpu"
+) -> list[tuple[Run, list[Timed]]]:
+    """All repeats of each run."""
+    symmetries = find_symmetries(model)
+    found = []
+    for run in runs:
+        with full_float32(), borrow(model) as borrowed:
+            chart = Chart(borrowed, symmetries, Geometry(run.metric, run.geodesic))
+            times = [ascend(chart, model, batch, run.ascent, steps, device) for _ in range(run.repeats)]
+        found.append((run, times))
+    return found
+
+
+def step_cost(case: Case) -> list[Row]:
+    """What a step costs beside its pass, for each run of a case."""
+    model, batch = case.build()
+    rows = []
+    for run, times in timed(model, batch, case.runs, case.steps):
+        rows.append(
+            {"case": case.title, "parameters": subjects.parameters(model), "metric": run.metric,
+             "geodesic": run.geodesic, "ascent": run.ascent,
+             "pass_seconds": statistics.median(t.one_pass for t in times),
+             "step_seconds": statistics.median(t.rest for t in times),
+             "ratio": spread([t.rest / t.one_pass for t in times])}
+        )  # fmt: skip
+        row = rows[-1]
+        print(
+            f"  {case.title}: {run.metric:4} {run.geodesic:7} {run.ascent:7} pass {row['pass_seconds']:7.3f} s  rest of"
+            f" a step {row['step_seconds']:7.3f} s  {row['ratio']['median']:6.1%}", flush=True,
+        )  # fmt: skip
+    return rows
+
+
+def passes(case: Case) -> list[Row]:
+    """Passes over one batch that a score takes, with its default number of steps at most."""
+    model, batch = case.build()
+    rows = []
     for ascent in ASCENTS:
         result = estimate(model, [batch], Settings(ascent=ascent, reproducibility=False))
-        print(
-            f"\npasses of one batch, {ascent}, at most {result.steps} steps: {result.passes.forwards} forwards, "
-            f"{result.passes.backwards} backwards"
-        )
+        rows.append(
+            {"case": case.title, "ascent": ascent, "steps": result.steps, "forwards": result.passes.forwards,
+             "backwards": result.passes.backwards}
+        )  # fmt: skip
+    return rows
 
 
-def peak_memory(case: Case) -> None:
-    """Peak resident memory of a score less that before the model was made, in units of the float32 parameters."""
-    code = f"from benchmarks.geometry_cost import measure_peak; measure_peak({case.title!r})"
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    figures = json.loads(out.strip().splitlines()[-1])
-    print(
-        f"\npeak memory of a score, {case.title.split(',')[0]}, 2 x 8 tokens: {figures['ratio']:.2f} times the float32"
-        f" parameters ({figures['peak_mb']:.0f} MB for {figures['parameter_mb']:.0f} MB)"
-    )
-
-
-def peak_resident() -> int:
-    """Peak resident bytes of this process (Linux): what getrusage says of a child includes its parent's peak."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    raise OSError("no VmHWM in /proc/self/status")
-
-
-def measure_peak(title: str) -> None:
-    case = next(c for c in CASES.values() if c.title == title)
-    build(CASES["tiny"])[0](input_ids=torch.ones(1, 4, dtype=torch.long))  # load what a forward pass loads
-    before = peak_resident()
-    model, _ = build(case)
-    batch = {"input_ids": torch.randint(5, 1000, (2, 8)), "labels": torch.tensor([0, 1])}
-    size = 4 * sum(p.numel() for p in model.parameters())
-    estimate(model, [batch], Settings(steps=6))
-    peak = peak_resident() - before
-    print(json.dumps({"ratio": peak / size, "peak_mb": peak / 1e6, "parameter_mb": size / 1e6}))
+def measure(quick: bool = False) -> dict[str, list[Row]]:
+    cases = (QUICK,) if quick else CASES
+    return {"passes": passes(cases[0]), "steps": [row for case in cases for row in step_cost(case)]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, help="ascents of each kind; by default 3 for tiny, 1 for base")
-    parser.add_argument("--steps", type=int, help="steps of an ascent; by default 20 for tiny, 4 for base")
-    parser.add_argument("--case", choices=[*CASES, "all"], default="all")
+    parser.add_argument("--quick", action="store_true", help="a tiny case, to see that it runs")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {arguments.threads} threads")
-    passes_per_step(CASES["tiny"])
-    for name, case in CASES.items():
-        if arguments.case in (name, "all"):
-            step_cost(case, arguments.steps or case.steps, arguments.repeats or case.repeats)
-    if arguments.case in ("base", "all"):
-        peak_memory(CASES["base"])
+    for row in measure(arguments.quick)["passes"]:
+        print(
+            f"  passes over one batch, {row['ascent']}, at most {row['steps']} steps: {row['forwards']} forwards, "
+            f"{row['backwards']} backwards"
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import click
 from hf_geosharp.cli.errors import EXIT_CODES, INTERRUPTED, fail, report_interrupt
 from hf_geosharp.cli.options import debug_option
 
-_COMMANDS = ("score", "compare", "correlate", "inspect", "card", "demo", "register")
+_COMMANDS = ("score", "compare", "correlate", "report", "inspect", "card", "demo", "register")
 
 
 class _Commands(click.Group):

@@ -26,6 +26,8 @@ SYMMETRIES = ("full", "paper", "attention")
 DTYPES = ("float32", "float64")
 LABELS = ("data", "model")
 BASELINES = ("adaptive",)
+PARAMS = ("all", "lora")
+PER = ("layer", "head", "kind")
 SHARDS = ("batches", "samples")
 ON_NAN = ("stop", "skip")
 TIMEOUT = 1800.0
@@ -206,6 +208,19 @@ _measure_options = _together(
     ),
     click.option("--average", is_flag=True, help="Average-case instead of worst-case sharpness."),
     click.option("--baselines", is_flag=True, help="Also the adaptive sharpness at the same radius."),
+    click.option(
+        "--params",
+        type=click.Choice(PARAMS),
+        default="all",
+        show_default=True,
+        help="Which weights may move: all, or those of an adapter alone, on a base that stays as it is stored.",
+    ),
+    click.option(
+        "--per",
+        type=click.Choice(PER),
+        help="Also a score of each layer, head or kind of weights, where only it may move; they do not add up.",
+    ),
+    click.option("--profile", is_flag=True, help="Also the loss on the way to the first batch's worst perturbation."),
 )
 
 

@@ -23,6 +23,7 @@ _STAGES = {
     "verify": "checking symmetries",
     "health": "measuring heads",
     "score": "scoring",
+    "part": "scoring parts",
     "reproducibility": "checking reproducibility",
     "baseline": "baseline",
 }

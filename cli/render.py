@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _TITLES = {"adaptive": "Adaptive sharpness", "euclidean": "Euclidean sharpness"}
 _TOP_SHARES = 5
+_TOP_PARTS = 12
 # The first of these that an identity has is its name; the rest follows.
 _NAMES = ("id", "name", "path", "data")
 _LONGEST = 60
@@ -36,6 +37,11 @@ def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
         parts += [_heading("Curve"), _curve(result, plus_minus)]
     if result.share:
         parts += [_heading(f"Where the {_perturbation(result)} perturbation lives"), _shares(result)]
+    if result.per:
+        parts += [
+            _heading(f"Where only one {result.per[0].by} may move (these do not add up)"),
+            _parts(result, plus_minus),
+        ]
     if result.warnings:
         parts += [_heading("Warnings", "bold yellow"), _warnings(result)]
     return Group(*parts)
@@ -67,6 +73,8 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "base loss", Text(f"{_number(result.base_loss)} nats")
     yield "rho", Text(f"{result.rho:g}")
     yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {_search(result)}")
+    if result.params != "all":
+        yield "may move", Text(f"the adapter alone ({result.params})")
     yield "symmetries", _symmetries(result)
     yield "reproducible", _reproducible(result)
     for name, value in result.baselines.items():
@@ -140,6 +148,20 @@ def _shares(result: SharpnessResult) -> Table:
     if rest:
         count = _counted("other place", "other places", len(rest))
         grid.add_row(f"{sum(share for _, share in rest):.1%}", Text(count, "dim"))
+    return grid
+
+
+def _parts(result: SharpnessResult, plus_minus: str) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(overflow="fold")
+    ranked = sorted(result.per, key=lambda part: -part.value)
+    for part in ranked[:_TOP_PARTS]:
+        error = "" if part.stderr is None else f" {plus_minus} {part.stderr:.2g}"
+        grid.add_row(f"{_number(part.value)}{error}", Text(part.part))
+    if rest := ranked[_TOP_PARTS:]:
+        count = _counted("other", "others", len(rest))
+        grid.add_row(f"at most {_number(rest[0].value)}", Text(f"{count}; --json has all", "dim"))
     return grid
 
 

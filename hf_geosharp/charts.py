@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hf_geosharp.comparable import SHARPNESS
-from hf_geosharp.figures import COLOUR, require, style
+from hf_geosharp.figures import COLOUR, PALE, QUIET, SECOND, WARNING, cut, require, style, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison, Ranked, Run
     from hf_geosharp.correlation import Correlation, Statistic
 
-_WARNING, _PALE = "#d62728", 0.25
-_COLOURS = (COLOUR, "#bc6c25", "#588157", "#9d4edd", "#6c757d", "#d4a373")
+_COLOURS = (COLOUR, SECOND, "#588157", "#9d4edd", "#6c757d", "#d4a373")
 _WIDTH, _LINE = 5.6, 0.26
 _MOST_NAMES = 40
 _LONGEST = 40
@@ -25,8 +24,10 @@ _WIDE_RANGE = 10.0
 _AXES = {SHARPNESS: "sharpness: rise of the loss (nats)", "base_loss": "loss at the weights (nats)"}
 
 
-def comparison_figure(comparison: Comparison) -> Figure:
+def comparison_figure(comparison: Comparison, width: float = _WIDTH) -> Figure:
     """The ranking as points with intervals; of checkpoints the values over the steps above the logged losses.
+
+    Narrower than by default it has shorter names, and no title: who shows it says what the lines are.
 
     Raises:
         GeosharpError: matplotlib is not installed.
@@ -38,11 +39,11 @@ def comparison_figure(comparison: Comparison) -> Figure:
     height = 4.2 if by_step else 1.1 + _LINE * len(comparison.ranking)
     with style():
         # Without pyplot: no window, and no state shared with a caller's own figures.
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         if by_step:
             _steps(figure, comparison)
         else:
-            _dots(figure.add_subplot(), comparison)
+            _dots(figure.add_subplot(), comparison, min(1.0, width / _WIDTH))
         _mark_forced(figure, comparison.forced)
     return figure
 
@@ -62,19 +63,19 @@ def correlation_figure(correlation: Correlation) -> Figure:
         points = correlation.points
         for point in points:
             if point.interval95 is not None:
-                axes.plot(point.interval95, [point.target] * 2, color=COLOUR, alpha=_PALE, linewidth=3, zorder=1)
+                axes.plot(point.interval95, [point.target] * 2, color=COLOUR, alpha=PALE, linewidth=3, zorder=1)
         axes.scatter([point.figure for point in points], [point.target for point in points], s=16, color=COLOUR)
         if len(points) <= _MOST_NAMES:
             for point in points:
                 axes.annotate(
-                    _cut(point.name), (point.figure, point.target), (4, 3), textcoords="offset points", fontsize=7,
+                    cut(point.name), (point.figure, point.target), (4, 3), textcoords="offset points", fontsize=7,
                     parse_math=False,
                 )  # fmt: skip
         axes.set_xlabel(_AXES.get(correlation.by, correlation.by))
         axes.set_ylabel(correlation.target, parse_math=False)
         axes.set_title(f"{_statistic(correlation.statistics[0])}, {correlation.models} models", loc="left")
         axes.margins(x=0.15)
-        _tidy(axes)
+        tidy(axes)
         _mark_forced(figure, correlation.forced)
     return figure
 
@@ -84,24 +85,26 @@ def _statistic(found: Statistic) -> str:
     return f"{found.name} {found.value:+.2f}{interval}, p = {found.p_value:.2g}"
 
 
-def _dots(axes: Axes, comparison: Comparison) -> None:
+def _dots(axes: Axes, comparison: Comparison, scale: float) -> None:
     """A row for each model, rank 1 on top."""
     ranking = comparison.ranking
     for row, held in enumerate(ranking):
         if held.interval95 is not None:
-            axes.plot(held.interval95, [row] * 2, color=COLOUR, alpha=_PALE, linewidth=4)
+            axes.plot(held.interval95, [row] * 2, color=COLOUR, alpha=PALE, linewidth=4)
     for row, step in enumerate(comparison.next):
         if step.apart is not True:
             # Joined: which of these two is lower is not known.
-            axes.plot([ranking[row].value, ranking[row + 1].value], [row, row + 1], color="#888888", linewidth=1)
+            axes.plot([ranking[row].value, ranking[row + 1].value], [row, row + 1], color=QUIET, linewidth=1)
     axes.scatter([held.value for held in ranking], range(len(ranking)), s=20, color=COLOUR, zorder=3)
-    axes.set_yticks(range(len(ranking)), [_cut(held.name) for held in ranking], parse_math=False)
+    names = [cut(held.name, round(scale * _LONGEST)) for held in ranking]
+    axes.set_yticks(range(len(ranking)), names, parse_math=False)
     axes.set_ylim(len(ranking) - 0.4, -0.6)
     axes.set_xlabel(_AXES.get(comparison.rank_by, comparison.rank_by))
     joined = any(step.apart is not True for step in comparison.next)
     title = "95 % intervals over batches" if any(held.interval95 for held in ranking) else ""
-    axes.set_title(title + "; joined neighbours cannot be told apart" * joined, loc="left")
-    _tidy(axes)
+    if scale == 1:
+        axes.set_title(title + "; joined neighbours cannot be told apart" * joined, loc="left")
+    tidy(axes)
 
 
 def _steps(figure: Figure, comparison: Comparison) -> None:
@@ -126,7 +129,7 @@ def _steps(figure: Figure, comparison: Comparison) -> None:
         rows[1].legend(frameon=False, fontsize=7)
     rows[-1].set_xlabel("training step")
     for axes in rows:
-        _tidy(axes)
+        tidy(axes)
 
 
 def _values(axes: Axes, held: Sequence[Ranked], colour: str, label: str) -> None:
@@ -134,8 +137,8 @@ def _values(axes: Axes, held: Sequence[Ranked], colour: str, label: str) -> None
     banded = [h for h in held if h.interval95 is not None]
     if banded:
         low, high = zip(*(h.interval95 for h in banded if h.interval95 is not None), strict=True)
-        axes.fill_between([h.step or 0 for h in banded], low, high, color=colour, alpha=_PALE, linewidth=0)
-    axes.plot(steps, [h.value for h in held], marker="o", markersize=4, color=colour, label=_cut(label))
+        axes.fill_between([h.step or 0 for h in banded], low, high, color=colour, alpha=PALE, linewidth=0)
+    axes.plot(steps, [h.value for h in held], marker="o", markersize=4, color=colour, label=cut(label))
 
 
 def _losses(axes: Axes, run: Run, colour: str, several: bool) -> None:
@@ -145,22 +148,12 @@ def _losses(axes: Axes, run: Run, colour: str, several: bool) -> None:
         title = "training loss" if name == "loss" else name
         axes.plot(
             steps, values, strokes.get(name, "--"), marker="." if len(steps) < _MOST_NAMES else "", color=colour,
-            linewidth=1, label=f"{title} of {_cut(run.folder)}" if several else title,
+            linewidth=1, label=f"{title} of {cut(run.folder)}" if several else title,
         )  # fmt: skip
-
-
-def _tidy(axes: Axes) -> None:
-    axes.grid(alpha=_PALE)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _mark_forced(figure: Figure, forced: Sequence[str]) -> None:
     if forced:
         more = f" (and {len(forced) - 1} more)" if len(forced) > 1 else ""
-        text = f"FORCED: taken with different settings or data. {_cut(forced[0], 70)}{more}"
-        figure.supxlabel(text, fontsize=7, color=_WARNING, parse_math=False)
-
-
-def _cut(name: str, longest: int = _LONGEST) -> str:
-    """The end of a name tells more than its beginning."""
-    return name if len(name) <= longest else f"...{name[3 - longest :]}"
+        text = f"FORCED: taken with different settings or data. {cut(forced[0], 70)}{more}"
+        figure.supxlabel(text, fontsize=7, color=WARNING, parse_math=False)

@@ -19,7 +19,9 @@ from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error
 SHARPNESS, BASE_LOSS = "sharpness", "base_loss"
 
 # What two scores must share to be numbers about the same thing. Versions are not among them: they are told as a note.
-_SETTINGS = ("metric", "geodesic", "symmetries", "mode", "ascent", "rho", "steps", "seed", "samples", "batch_size")
+_SETTINGS = (
+    "metric", "geodesic", "symmetries", "params", "mode", "ascent", "rho", "steps", "seed", "samples", "batch_size",
+)  # fmt: skip
 # Of the data what does not follow from the model: how a text is cut is its tokenizer's business, and noted.
 _NOT_DATA = ("chosen", "max_length", "labels")
 _SHOWN = 6

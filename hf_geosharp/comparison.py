@@ -399,7 +399,8 @@ def _score(
     from hf_geosharp.parallel import World
     from hf_geosharp.scoring import load_pretrained, score_pretrained
 
-    loading = {name: options[name] for name in _LOADING if name in options}
+    # Which weights may move matters to loading and to the score.
+    loading = {name: options[name] for name in (*_LOADING, "params") if name in options}
     rest = {name: value for name, value in options.items() if name not in _LOADING}
     loaded = load_pretrained(member.place, token=token, **{**loading, "revision": member.revision})
     if others:

@@ -11,10 +11,24 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.errors import GeosharpError, UsageError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOUR = "#2a6f97"
 """Of what a picture is about."""
+
+SECOND = "#bc6c25"
+"""Of what it is held against."""
+
+WARNING = "#d62728"
+QUIET = "#888888"
+MISSING = "#dddddd"
+
+PALE = 0.25
+"""Opacity of intervals and grids."""
+
+KINDS = {"qk": "query/key", "vo": "value/output", "mlp": "hidden units", "lora": "adapter"}
+"""What readers call the kinds of pairs."""
 
 ENDINGS: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -90,3 +104,14 @@ def style() -> Iterator[None]:
 
     with matplotlib.rc_context(_STYLE):
         yield
+
+
+def tidy(axes: Axes) -> None:
+    """A faint grid, and no frame where there is no axis."""
+    axes.grid(alpha=PALE)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def cut(name: str, longest: int = 40) -> str:
+    """The end of a name tells more than its beginning."""
+    return name if len(name) <= longest else f"...{name[3 - longest :]}"

@@ -184,7 +184,8 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
         options = {name: value for name, value in call.items() if name not in _OWN}
         if "model_id" in call:
             loaded = self._load(call)
-            left = {name: value for name, value in options.items() if name not in _loading()}
+            # Which weights may move matters to both.
+            left = {name: value for name, value in options.items() if name not in _loading() - {"params"}}
             return _plain(score_pretrained(loaded, data=call.get("data"), token=call.get("token"), **left), call)
         if "data" not in call:
             raise UsageError("There is nothing to score the model on: pass predictions and references, or data.")

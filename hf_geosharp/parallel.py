@@ -25,6 +25,7 @@ from hf_geosharp import errors
 from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, WorldError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 TIMEOUT = 1800.0
@@ -173,7 +174,7 @@ class World:
         import torch
         import torch.distributed as dist
 
-        try:
+        with self._collective("summing"):
             for tensor in (t for t in tensors if _is_large(t)):
                 dist.all_reduce(tensor)
             for bundle in _bundles([t for t in tensors if not _is_large(t)]):
@@ -181,9 +182,47 @@ class World:
                 dist.all_reduce(flat)
                 for t, total in zip(bundle, flat.split([t.numel() for t in bundle]), strict=True):
                     t.copy_(total.view(t.shape))
+
+    def sums(self, values: Sequence[float], device: torch.device | None = None) -> list[float]:
+        """The sum of each value over all ranks, by the backend: in double precision, always in the same order.
+
+        Raises:
+            WorldError: the backend failed.
+        """
+        if self.size == 1:
+            return list(values)
+        import torch
+        import torch.distributed as dist
+
+        with self._collective("summing"):
+            own = torch.tensor(values, dtype=torch.float64, device=device)
+            every = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(every, own)
+            return [sum(column) for column in zip(*torch.stack(every).tolist(), strict=True)]
+
+    def exchange(self, given: Tensor, givens: Sequence[int], taken: Tensor, takens: Sequence[int]) -> None:
+        """Gives each rank its part of ``given`` and fills ``taken`` with the parts that the ranks give.
+
+        The tensors are flat; the numbers say how many entries go to, and come from, each rank, possibly none.
+
+        Raises:
+            WorldError: the backend failed.
+        """
+        if self.size == 1:
+            taken.copy_(given)
+            return
+        import torch.distributed as dist
+
+        with self._collective("exchanging"):
+            dist.all_to_all_single(taken, given, list(takens), list(givens))
+
+    @contextmanager
+    def _collective(self, what: str) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             self.poll(now=True)
-            raise WorldError(f"summing over {self.size} processes failed: {_first_line(error)}") from error
+            raise WorldError(f"{what} over {self.size} processes failed: {_first_line(error)}") from error
 
     # ----------------------------------------------------------------------------------------- signs of life
 

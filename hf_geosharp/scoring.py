@@ -15,6 +15,8 @@ from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import Progress, Settings, estimate
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.sharpness.selection import movable
+from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, task_of, weight
@@ -55,6 +57,9 @@ def score(
     damping: float = 0.0,
     reproducibility: bool = True,
     verify: bool = True,
+    params: str = "all",
+    per: str | None = None,
+    profile: bool = False,
     shard: str = "batches",
     on_nan: str = "stop",
     output: str | os.PathLike[str] | None = None,
@@ -66,6 +71,7 @@ def score(
 
     Args:
         model: a transformers model (or any module that takes a batch as keyword arguments); comes back bit-identical.
+            One that fully_shard (FSDP2) has sharded is scored by all its processes together.
         data: a Dataset, a DataLoader, or an iterable of batches (dicts of tensors, one ball each).
         metric: "inv" (relative change of each factor), "mix" (absolute change of the products), or without
             symmetries "adaptive" or "euclidean".
@@ -87,6 +93,11 @@ def score(
         gradient_checkpointing: saves memory by computing activations twice; does not change the score.
         damping: relative relaxation of near-singular directions, in the canonical gauge.
         reproducibility, verify: False leaves out the re-run, or the proof of the symmetries.
+        params: which parameters may move: "all", or "lora" for those of the active PEFT adapters; the weights that they
+            sit on then stay as they are stored, which may be in half precision or quantised.
+        per: "layer", "head" or "kind": also a score of each of these by itself, where only it may move, at the first
+            radius. They do not add up to the score.
+        profile: also how the loss of the first batch rises on the way to its worst perturbation.
         shard: how the ranks of a launched world share the work: "batches" (each takes whole ones) or "samples" (each
             takes a part of every batch).
         on_nan: "stop" at a batch whose loss is not finite, or "skip" it, which the result says.
@@ -109,7 +120,8 @@ def score(
             steps=steps, seed=seed,
             average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, shard=shard, on_nan=on_nan,
-            reproducibility=reproducibility, verify=verify, stationary=labels == "model",
+            reproducibility=reproducibility, verify=verify, params=params, per=per, profile=profile,
+            stationary=labels == "model",
         )  # fmt: skip
         if dtype not in (None, "float32", "float64"):
             raise UsageError(f"dtype is {dtype!r}; it is float32 or float64")
@@ -117,7 +129,7 @@ def score(
             raise UsageError(f"labels is {labels!r}; it is data or model")
         if labels == "model" and loss is not None:
             raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
-        task = task_of(type(model).__name__)
+        task = task_of(written_class(model).__name__)
         batches, data_identity = batches_from(
             data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
             with_labels=labels == "data",
@@ -127,7 +139,7 @@ def score(
         wide = getattr(torch, dtype) if dtype else None
         content = _content(batches) if world.size > 1 or output is not None else None
         if labels == "model":
-            with borrow(model, wide):
+            with borrow(model, wide, movable(model, params)):
                 batches = attach_model_targets(model, batches, task)
             loss = kl_to_model
             data_identity = {**data_identity, "labels": "model"}
@@ -177,6 +189,9 @@ def score_pretrained(
     allow_missing: bool = False,
     micro_batch: int | Literal["auto"] | None = None,
     gradient_checkpointing: bool = False,
+    params: str = "all",
+    per: str | None = None,
+    profile: bool = False,
     shard: str = "batches",
     on_nan: str = "stop",
     output: str | os.PathLike[str] | None = None,
@@ -202,7 +217,8 @@ def score_pretrained(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
             steps=steps, seed=seed,
             average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
-            gradient_checkpointing=gradient_checkpointing, shard=shard, on_nan=on_nan,
+            gradient_checkpointing=gradient_checkpointing, params=params, per=per, profile=profile, shard=shard,
+            on_nan=on_nan,
         )  # fmt: skip
         how: dict[str, Any] = {
             "task": task, "device": device, "dtype": dtype, "revision": revision,
@@ -211,7 +227,7 @@ def score_pretrained(
         if isinstance(model_id, LoadedModel):
             loaded = _as_it_is(model_id, how)
         else:
-            loaded = load_pretrained(model_id, token=token, **how)
+            loaded = load_pretrained(model_id, token=token, params=params, **how)
         demo = _demo_data(loaded)
         own_data = demo is not None and (data is None or (isinstance(data, str) and data == demo))
         prepared = prepare_loaded(
@@ -250,8 +266,11 @@ def load_pretrained(
     token: str | None = None,
     trust_remote_code: bool = False,
     allow_missing: bool = False,
+    params: str = "all",
 ) -> LoadedModel:
     """A stored model as :func:`score_pretrained` scores it, with its processor: to score it more than once.
+
+    ``params`` "lora" loads an adapter on its base, to be scored with the same.
 
     Raises:
         GeosharpError: as :func:`hf_geosharp.tasks.models.load_model`.
@@ -262,7 +281,7 @@ def load_pretrained(
         place = str(demos.path(demo))
     loaded = load_model(
         place, task=task, device=device, dtype=dtype, revision=revision, token=token,
-        trust_remote_code=trust_remote_code, allow_missing=allow_missing,
+        trust_remote_code=trust_remote_code, allow_missing=allow_missing, params=params,
     )  # fmt: skip
     if twin:
         make_twin(loaded.model)
@@ -326,8 +345,8 @@ def _weigher(task: Task | None) -> Callable[[Mapping[str, Any]], float]:
 def _identity(model: nn.Module, task: Task | None) -> dict[str, Any]:
     config = getattr(model, "config", None)
     return {
-        "id": getattr(config, "_name_or_path", "") or type(model).__name__,
-        "class": type(model).__name__,
+        "id": getattr(config, "_name_or_path", "") or written_class(model).__name__,
+        "class": written_class(model).__name__,
         "task": task.name if task else None,
         "parameters": sum(p.numel() for p in model.parameters()),
     }

@@ -63,5 +63,5 @@ def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_long_name_keeps_its_end() -> None:
-    assert charts._cut("x" * 50 + "/checkpoint-100").endswith("/checkpoint-100")
-    assert len(charts._cut("x" * 60)) == 40
+    assert figures.cut("x" * 50 + "/checkpoint-100").endswith("/checkpoint-100")
+    assert len(figures.cut("x" * 60)) == 40

@@ -288,14 +288,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def launch(size: int, function: str, *arguments: str, ranks: range | None = None, **environment: str) -> Any:
-    """Starts this file's ``function`` in processes, by the variables that all launchers set."""
+def launch(
+    size: int, function: str, *arguments: str, ranks: range | None = None, module: str = "tests.test_parallel",
+    **environment: str,
+) -> Any:  # fmt: skip
+    """Starts a ``function`` of this file, or of another one, in processes, by the variables that all launchers set."""
     port = str(free_port())
     common = os.environ | {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
         "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
     } | environment  # fmt: skip
-    command = [sys.executable, "-m", "tests.test_parallel", function, *arguments]
+    command = [sys.executable, "-m", module, function, *arguments]
     return [
         subprocess.Popen(
             command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
@@ -316,8 +319,8 @@ def finished(processes: Any, timeout: float = 300.0) -> list[tuple[int, str, str
             p.kill()
 
 
-def results(size: int, function: str, *arguments: str) -> list[Any]:
-    done = finished(launch(size, function, *arguments))
+def results(size: int, function: str, *arguments: str, module: str = "tests.test_parallel") -> list[Any]:
+    done = finished(launch(size, function, *arguments, module=module))
     assert all(code == 0 for code, _, _ in done), done
     return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
 
@@ -329,6 +332,7 @@ CASES: dict[str, dict[str, Any]] = {
     "labels of the model": {"labels": "model", "steps": 2},
     "micro-batches": {"micro_batch": 4},
     "one batch": {"count": 1},
+    "parts and a profile": {"per": "kind", "profile": True, "count": 2, "steps": 2},
 }
 
 

@@ -186,8 +186,8 @@ def test_the_figures_of_the_ascent_are_those_that_were_measured() -> None:
         f"the secant ascent takes {secant['median_passes']:g} passes over a batch at the median and "
         f"{secant['p90_passes']:g} at the 90th percentile; in {within(secant, 1)} of {secant['cells']} cells it ends "
         f"within 1 % of the best of 60 steps of Auto-PGD, in {within(secant, 3)} within 3 %, which 20 steps of "
-        f"Auto-PGD do in {within(reference, 1)} and {within(reference, 3)}. {hard['below_99']} of the {secant['below_99']} that "
-        "fall short are at `mix` 0.03."
+        f"Auto-PGD do in {within(reference, 1)} and {within(reference, 3)}. {hard['below_99']} of the "
+        f"{secant['below_99']} that fall short are at `mix` 0.03."
     ) in text
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.sharpness.shards import Shards, rows_of
 from hf_geosharp.symmetry.parameters import Leaf, leaves
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -21,7 +25,8 @@ class Borrowed:
     """A model that may be perturbed.
 
     ``leaves`` are its parameters as pieces of storage, ``originals`` copies of them (to be read only), ``dtype`` the
-    common dtype while it is borrowed, ``stored_dtypes`` what the parameters are stored in.
+    common dtype while it is borrowed, ``stored_dtypes`` what the parameters are stored in. ``shards`` is there for a
+    model that is spread over processes; leaves and originals then are the rows that lie here.
     """
 
     model: nn.Module
@@ -29,19 +34,23 @@ class Borrowed:
     originals: Mapping[str, Tensor]
     dtype: torch.dtype
     stored_dtypes: tuple[str, ...]
+    shards: Shards | None = None
 
 
-def check(model: nn.Module) -> None:
-    """Refuses what cannot be scored.
+def check(model: nn.Module, only: Collection[str] | None = None, shards: Shards | None = None) -> None:
+    """Refuses what cannot be scored; ``only`` names the parameters that may move, if not all do.
+
+    Of a model with ``shards`` all ranks have to call, and all refuse what one of them sees.
 
     Raises:
-        UnsupportedModelError: quantised weights, parameters on meta or offloaded.
+        UnsupportedModelError: quantised weights that would have to move, parameters on meta or offloaded.
         ModelError: no parameters, or NaN or infinity in one, which is named.
         UsageError: the call is made inside ``torch.inference_mode()``, where nothing has gradients.
     """
     if torch.is_inference_mode_enabled():
         raise UsageError("a score needs gradients: call it outside torch.inference_mode() (torch.no_grad() is fine)")
-    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
+    quantised = getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None
+    if quantised and only is None:
         raise UnsupportedModelError("the model is quantised: its weights cannot be perturbed; load it unquantised")
     for name, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
@@ -49,9 +58,19 @@ def check(model: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"{name or 'the model'} is offloaded to CPU or disk and would get no gradients; load it without offload"
             )
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise UnsupportedModelError(
+                f"{name or 'the model'} is wrapped in FullyShardedDataParallel (FSDP1), which flattens its weights; "
+                "shard it with fully_shard (FSDP2) instead"
+            )
     named = list(model.named_parameters())
     for name, p in named:
-        if p.dtype not in (torch.float32, torch.float64, *_HALF):
+        if hasattr(p, "ds_id") and not p.numel():
+            raise UnsupportedModelError(
+                f"{name} is partitioned by DeepSpeed ZeRO-3, which keeps its weights to itself; shard the model with "
+                "fully_shard (FSDP2), or score the saved checkpoint"
+            )
+        if p.dtype not in (torch.float32, torch.float64, *_HALF) and (only is None or name in only):
             raise UnsupportedModelError(f"{name} has dtype {p.dtype}: quantised weights cannot be perturbed")
     if not named:
         raise ModelError("the model has no parameters")
@@ -60,44 +79,64 @@ def check(model: nn.Module) -> None:
             raise UnsupportedModelError(
                 f"{name} is on the meta device (offloaded or not loaded); load the whole model into memory first"
             )
-        if not bool(torch.isfinite(p.detach()).all()):
-            bad = int((~torch.isfinite(p.detach())).sum())
-            raise ModelError(f"{name} has {bad} NaN or infinite entries out of {p.numel()}: such a model has no score")
+    floating = [(name, p) for name, p in named if p.dtype in (torch.float32, torch.float64, *_HALF)]
+    bad = [0 if bool((finite := torch.isfinite(rows_of(p))).all()) else int((~finite).sum()) for _, p in floating]
+    for (name, p), count in zip(floating, bad if shards is None else shards.total(bad), strict=True):
+        if count:
+            raise ModelError(
+                f"{name} has {count} NaN or infinite entries out of {p.numel()}: such a model has no score"
+            )
 
 
 @contextmanager
-def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borrowed]:
+def borrow(
+    model: nn.Module, dtype: torch.dtype | None = None, only: Collection[str] | None = None
+) -> Iterator[Borrowed]:
     """The model in eval mode with every parameter taking gradients, in one dtype that a perturbation survives.
 
     Half-precision parameters become float32 meanwhile (a perturbation is smaller than their spacing); ``dtype``
-    float64 widens everything. On leaving, weights, buffers, gradients, ``requires_grad``, train/eval modes and random
+    float64 widens everything. Where ``only`` names the parameters that may move, all others stay as they are stored,
+    and take no gradients. On leaving, weights, buffers, gradients, ``requires_grad``, train/eval modes and random
     states are as they were.
 
     Raises:
         UnsupportedModelError, ModelError, UsageError: as :func:`check`.
     """
-    check(model)
+    # What a sharded model has gathered is no parameter of it.
+    shards = Shards.of(model)
+    check(model, only, shards)
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     random_states = _random_states()
     swapped: list[tuple[Tensor, Tensor]] = []
+    bridges: list[RemovableHandle] = []
     originals: dict[str, Tensor] = {}
     held: Mapping[str, Leaf] = {}
     stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
     try:
-        target = dtype or _common_dtype(model)
-        _warn_of_hooks(model, target)
-        _swap(model, target, swapped)
-        held = leaves(model)
-        for name, leaf in held.items():
-            originals[name] = leaf.tensor.clone()
-        model.eval()
-        for p, _, _ in flags:
-            p.grad = None
-            p.requires_grad_(True)
-        yield Borrowed(model, held, originals, target, stored)
+        with nullcontext() if shards is None else shards.taking_gradients():
+            target = dtype or _common_dtype(model, only)
+            if shards is not None:
+                shards.check_dtype(target)
+            _warn_of_hooks(model, target, only)
+            _swap(model, target, swapped, only)
+            if only is not None:
+                _bridge(model, {id(p): data.dtype for p, data in swapped}, bridges)
+            held = _held(model, only)
+            moving = {id(p) for leaf in held.values() for p, _ in leaf.members}
+            for name, leaf in held.items():
+                originals[name] = leaf.tensor.clone()
+            model.eval()
+            for p, _, _ in flags:
+                p.grad = None
+                p.requires_grad_(id(p) in moving)
+            yield Borrowed(model, held, originals, target, stored, shards)
     finally:
+        if shards is not None:
+            shards.reset()
+        for bridge in bridges:
+            bridge.remove()
         with torch.no_grad():
             for name, value in originals.items():
                 held[name].tensor.copy_(value)
@@ -113,10 +152,20 @@ def borrow(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[Borro
         _set_random_states(random_states)
 
 
-def _warn_of_hooks(model: nn.Module, target: torch.dtype) -> None:
+def _held(model: nn.Module, only: Collection[str] | None) -> dict[str, Leaf]:
+    """The leaves that may move: those that one of the parameters named lies on, or all."""
+    shards = Shards.of(model)
+    held = leaves(model) if shards is None else shards.leaves()
+    if only is None:
+        return held
+    moving = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name in only}
+    return {name: leaf for name, leaf in held.items() if any(id(p) in moving for p, _ in leaf.members)}
+
+
+def _warn_of_hooks(model: nn.Module, target: torch.dtype, only: Collection[str] | None) -> None:
     """Other data under a parameter ends what DistributedDataParallel hung on its gradient; ranks would drift apart."""
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if together and any(p.is_floating_point() and p.dtype != target for p in model.parameters()):
+    if together and any(leaf.tensor.dtype != target for leaf in _held(model, only).values()):
         warnings.warn(
             f"the weights are held in {target} for the score, which detaches them from a DistributedDataParallel "
             "around the model: if it is being trained, score a copy (copy.deepcopy(model)) instead",
@@ -125,14 +174,20 @@ def _warn_of_hooks(model: nn.Module, target: torch.dtype) -> None:
         )
 
 
-def _common_dtype(model: nn.Module) -> torch.dtype:
-    return torch.float64 if all(p.dtype == torch.float64 for p in model.parameters()) else torch.float32
+def _common_dtype(model: nn.Module, only: Collection[str] | None) -> torch.dtype:
+    wide = all(leaf.tensor.dtype == torch.float64 for leaf in _held(model, only).values())
+    return torch.float64 if wide else torch.float32
 
 
-def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Tensor]]) -> None:
-    """Gives every parameter and floating buffer of another dtype data in ``target``; shared storage stays shared."""
+def _swap(
+    model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Tensor]], only: Collection[str] | None
+) -> None:
+    """Gives every parameter and floating buffer of another dtype data in ``target``; shared storage stays shared.
+
+    What may not move stays as it is, and so do all buffers then.
+    """
     half = False
-    for leaf in leaves(model).values():
+    for leaf in _held(model, only).values():
         if leaf.tensor.dtype == target:
             continue
         half = half or leaf.tensor.dtype in _HALF
@@ -140,7 +195,7 @@ def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Ten
         for p, offset in leaf.members:
             swapped.append((p, p.data))
             p.data = wide if leaf.alike else wide.as_strided(p.shape, p.stride(), offset)
-    for buffer in model.buffers():
+    for buffer in model.buffers() if only is None else ():
         # A model in half precision may keep float32 buffers (rotary tables) on purpose: those only widen to float64.
         if buffer.is_floating_point() and buffer.dtype != target:
             half = half or buffer.dtype in _HALF
@@ -148,6 +203,44 @@ def _swap(model: nn.Module, target: torch.dtype, swapped: list[tuple[Tensor, Ten
             buffer.data = buffer.data.to(target)
     if half:
         warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
+
+
+def _bridge(model: nn.Module, narrow: Mapping[int, torch.dtype], handles: list[RemovableHandle]) -> None:
+    """Lets modules whose weights were widened meet others that were not: they compute wide and answer as asked.
+
+    ``narrow`` has the dtypes that parameters are stored in, by identity. The layers of an adapter do that by
+    themselves; modules that are trained beside them do not.
+
+    Raises:
+        UsageError: one of them is an embedding, which nobody asks in any precision.
+    """
+    for name, module in model.named_modules():
+        dtypes = [narrow[id(p)] for p in module.parameters(recurse=False) if id(p) in narrow]
+        if not dtypes:
+            continue
+        if isinstance(module, nn.Embedding):
+            raise UsageError(
+                f"{name} is an embedding that is trained beside the adapter, on a base in {dtypes[0]}: load the base "
+                "in float32"
+            )
+        asked: list[torch.dtype] = []
+        handles.append(module.register_forward_pre_hook(partial(_widen_input, asked), with_kwargs=True))
+        handles.append(module.register_forward_hook(partial(_narrow_output, asked)))
+
+
+def _widen_input(asked: list[torch.dtype], module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    wide = next(module.parameters(recurse=False)).dtype
+    given = [x.dtype for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+    asked.append(given[0] if given else wide)
+    return tuple(_as(x, wide) for x in args), {name: _as(x, wide) for name, x in kwargs.items()}
+
+
+def _narrow_output(asked: list[torch.dtype], module: nn.Module, args: Any, output: Any) -> Any:
+    return _as(output, asked.pop())
+
+
+def _as(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _copy(buffer: Tensor | None) -> Tensor | None:

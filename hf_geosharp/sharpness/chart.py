@@ -7,15 +7,16 @@ its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
 from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, FactorFrame, Order
-from hf_geosharp.geometry.space import Part, Space, Tangent
+from hf_geosharp.geometry.space import Handed, Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -116,7 +117,7 @@ def _real(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Loose:
+class Loose:
     """A leaf, or what of it neither belongs to a pair nor is fixed nor is out of reach for a batch.
 
     ``index`` picks entries of the flattened leaf, ``rows`` rows; neither is all of it.
@@ -133,6 +134,13 @@ class _Loose:
             return tensor.index_select(0, self.rows).view(1, -1)
         flat = tensor.reshape(1, -1)
         return flat if self.index is None else flat[:, self.index]
+
+    @property
+    def numel(self) -> int:
+        """How many entries that is."""
+        if self.rows is not None:
+            return self.rows.numel() * self.leaf.tensor.shape[1:].numel()
+        return self.leaf.tensor.numel() if self.index is None else self.index.numel()
 
     def window(self) -> Tensor | None:
         """The leaf's own memory as (1, n) where it is all of a contiguous leaf, else None."""
@@ -157,12 +165,12 @@ class _Loose:
 class _Bundle:
     """Several small leaves as one part: biases and norms are many, and each operation has its price."""
 
-    items: tuple[_Loose, ...]
+    items: tuple[Loose, ...]
 
     @property
     def sizes(self) -> list[int]:
         """Entries of each."""
-        return [i.leaf.tensor.numel() if i.index is None else i.index.numel() for i in self.items]
+        return [i.numel for i in self.items]
 
     def take(self, of: Callable[[str], Tensor]) -> Tensor:
         """Their entries (1, n) of the tensors that ``of`` gives for their names."""
@@ -178,6 +186,19 @@ class _Bundle:
         for item, window, piece in zip(self.items, windows, pieces, strict=True):
             if window is None:
                 item.put(piece)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Coordinates of one part of a space that belong together: those of a pair, or of a loose parameter.
+
+    ``entries`` picks copies of a part of pairs, or entries of a bundle; None is all of the part.
+    """
+
+    part: int
+    name: str
+    pair: Pair | None = None
+    entries: Tensor | slice | None = None
 
 
 _SMALL = 1 << 17
@@ -221,7 +242,7 @@ class Chart:
             parts: list[Part] = []
             self._batches: list[_Batch] = []
             self._bound: list[_Bound] = []
-            for batch in _batched(pairs, lambda pair: _device(self._tensors[pair.parameters[0]])):
+            for batch in batched(pairs, lambda pair: _device(self._tensors[pair.parameters[0]])):
                 part = self._pair_part(batch)
                 parts.append(part)
                 self._batches.append(batch)
@@ -230,10 +251,14 @@ class Chart:
             self._loose = _bundled(self._loose_leaves(pairs, symmetries.fixed))
             parts += [self._loose_part(item, base) for item in self._loose]
             self._wide.clear()
-        device = next(iter(self._tensors.values())).device
-        self.space = Space(parts, borrowed.dtype, device)
+        self.space = self._space_of(parts)
         self._whole = (self.space, self._loose)
-        self._ends: list[EndPoint] = []
+        self._ends: list[EndPoint] | None = None
+        """None where the model does not hold a point of the space."""
+
+    def _space_of(self, parts: Sequence[Part]) -> Space:
+        """The space that these parts make, of what is in :attr:`_loose`."""
+        return Space(parts, self._borrowed.dtype, next(iter(self._tensors.values())).device)
 
     # -------------------------------------------------------------------------------------------------------- focus
 
@@ -243,7 +268,7 @@ class Chart:
         self.write(self.space.zeros())
         if self.space is not self._whole[0]:
             self.space, self._loose = self._whole
-            self._ends = []
+            self._ends = None
 
     @torch.no_grad()
     def focus(self, rows: Mapping[str, Tensor]) -> None:
@@ -254,27 +279,57 @@ class Chart:
         the batch in place: a parameter that has a gradient in other rows (for it is used elsewhere too) keeps them.
         """
         space, loose = self._whole
-        parts, count = list(space.parts), len(self._batches)
-        kept = []
+        found: dict[str, bool] = {}
+        for item in loose:
+            if isinstance(item, Loose) and item.leaf.name in rows and item.leaf.alike and item.window() is not None:
+                leaf = item.leaf
+                gradient, wanted = leaf.gradient(), leaf.rows_here(rows[leaf.name])
+                found[leaf.name] = int(torch.count_nonzero(gradient)) == int(torch.count_nonzero(gradient[wanted]))
+        narrow = self._narrowed(found)
+        parts, kept, count = list(space.parts), list(loose), len(self._batches)
         for i, item in enumerate(loose):
-            wanted = None if isinstance(item, _Bundle) else rows.get(item.leaf.name)
-            if wanted is not None and isinstance(item, _Loose) and item.window() is not None and item.leaf.alike:
-                gradient = item.leaf.gradient()
-                if int(torch.count_nonzero(gradient)) == int(torch.count_nonzero(gradient[wanted])):
-                    item = _Loose(item.leaf, rows=wanted)
-                    part = parts[count + i]
-                    frame = part.frame
-                    assert isinstance(frame, EntryFrame)
-                    theta = frame.theta.view(item.leaf.tensor.shape)[wanted].view(1, -1)
-                    parts[count + i] = replace(
-                        part, frame=type(frame)(theta, frame.scale), shapes=(tuple(theta.shape),)
-                    )
-            kept.append(item)
-        if any(isinstance(item, _Loose) and item.rows is not None for item in kept):
+            if isinstance(item, Loose) and item.leaf.name in narrow:
+                wanted = item.leaf.rows_here(rows[item.leaf.name])
+                kept[i] = Loose(item.leaf, rows=wanted)
+                part = parts[count + i]
+                frame = part.frame
+                assert isinstance(frame, EntryFrame)
+                theta = frame.theta.view(item.leaf.tensor.shape)[wanted].view(1, -1)
+                parts[count + i] = replace(part, frame=type(frame)(theta, frame.scale), shapes=(tuple(theta.shape),))
+        if narrow:
             self._loose = kept
-            self.space = Space(parts, space.dtype, space.device)
-        if not self._ends or self.space is not space:
+            self.space = self._space_of(parts)
+        if self._ends is None or self.space is not space:
             self.write(self.space.zeros())
+
+    def _narrowed(self, found: Mapping[str, bool]) -> set[str]:
+        """Of the parameters that rows are known of, those whose gradient lies in these rows alone."""
+        return {name for name, alone in found.items() if alone}
+
+    # ----------------------------------------------------------------------------------------------------- ownership
+
+    @property
+    def model(self) -> nn.Module:
+        """The borrowed model."""
+        return self._borrowed.model
+
+    @property
+    def leaves(self) -> Mapping[str, Leaf]:
+        """The pieces of storage that may move, in the order of the model's parameters."""
+        return self._borrowed.leaves
+
+    def owned(self) -> Iterator[Owned]:
+        """What all coordinates belong to, in or out of focus."""
+        for i, batch in enumerate(self._batches):
+            for pair, start in zip(batch.pairs, batch.starts, strict=True):
+                yield Owned(i, pair.name, pair, torch.arange(start, start + pair.copies))
+        for i, item in enumerate(self._loose, len(self._batches)):
+            if isinstance(item, Loose):
+                yield Owned(i, item.leaf.name)
+                continue
+            starts = [0, *accumulate(item.sizes)]
+            for one, start, stop in zip(item.items, starts, starts[1:], strict=False):
+                yield Owned(i, one.leaf.name, None, slice(start, stop))
 
     # ------------------------------------------------------------------------------------------------ construction
 
@@ -331,22 +386,22 @@ class Chart:
                 which = ", ".join(f"{i} (rank {rank[start + i]})" for i in short[:8])
                 self.reduced.append(f"{pair.name}: {len(short)} of {pair.copies} below rank {d}: copies {which}")
 
-    def _loose_leaves(self, pairs: Sequence[Pair], fixed: Sequence[View]) -> list[_Loose]:
+    def _loose_leaves(self, pairs: Sequence[Pair], fixed: Sequence[View]) -> list[Loose]:
         """What is left for the elementwise metric: every entry not in a pair and not fixed."""
-        covered: dict[str, Tensor] = {}
+        views: dict[str, list[View]] = {}
         for view in (*(v for p in pairs for v in (*p.g, *p.h)), *fixed):
-            if view.parameter not in covered:
-                covered[view.parameter] = torch.zeros_like(self._tensors[view.parameter], dtype=torch.bool)
-            view.of(covered[view.parameter]).fill_(True)
+            views.setdefault(view.parameter, []).append(view)
         loose = []
         for name, leaf in self._borrowed.leaves.items():
-            if name not in covered:
-                loose.append(_Loose(leaf))
-            elif not bool(covered[name].all()):
-                loose.append(_Loose(leaf, (~covered[name]).reshape(-1).nonzero().squeeze(1)))
+            if name not in views:
+                loose.append(Loose(leaf))
+                continue
+            free = leaf.here(free_entries(leaf, views[name]))
+            if bool(free.any()):
+                loose.append(Loose(leaf, free.reshape(-1).nonzero().squeeze(1)))
         return loose
 
-    def _loose_part(self, item: _Loose | _Bundle, base: Mapping[str, Tensor]) -> Part:
+    def _loose_part(self, item: Loose | _Bundle, base: Mapping[str, Tensor]) -> Part:
         names = [i.leaf.name for i in (item.items if isinstance(item, _Bundle) else (item,))]
         name = ", ".join(names)
         theta = item.take(lambda n: base[n] if n in base else self._tensors[n].clone())
@@ -360,17 +415,23 @@ class Chart:
     # ---------------------------------------------------------------------------------------------------- transport
 
     @torch.no_grad()
-    def write(self, u: Tangent) -> None:
-        """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`."""
+    def write(self, u: Tangent, order: Order | None = None) -> None:
+        """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`.
+
+        Of a u that is handed over, only what the way back needs stays in memory. ``order`` takes another geodesic than
+        the chart's.
+        """
+        u = u.taken() if isinstance(u, Handed) else u
         self._ends = []
         for i, (part, piece) in enumerate(self.space.slices(u)):
             if i < len(self._batches):
-                end = part.frame.geodesic(part.split(piece), part.order)
+                end = part.frame.geodesic(part.split(piece), order or part.order)
                 self._bound[i].write([x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._batches)]
-                target = item.window() if isinstance(item, _Loose) else None
-                end = part.frame.geodesic(part.split(piece), part.order, None if target is None else (target,))
+                target = item.window() if isinstance(item, Loose) else None
+                out = None if target is None else (target,)
+                end = part.frame.geodesic(part.split(piece), order or part.order, out)
                 if target is None:
                     item.put(end.point[0])
             end.point = ()
@@ -384,6 +445,7 @@ class Chart:
         """
         count = len(self._batches)
         gradients = {n: self._borrowed.leaves[n].gradient() for n in self._paired}
+        assert self._ends is not None
         loose = []
         for end, item in zip(self._ends[count:], self._loose, strict=True):
             row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
@@ -424,12 +486,25 @@ class Chart:
         return out
 
 
-def _bundled(loose: Sequence[_Loose]) -> list[_Loose | _Bundle]:
+def free_entries(leaf: Leaf, views: Sequence[View]) -> Tensor:
+    """Which entries of the whole of a leaf none of the views sees."""
+    free = torch.ones(leaf.shape, dtype=torch.bool, device=leaf.tensor.device)
+    for view in views:
+        view.of(free).fill_(False)
+    return free
+
+
+def is_small(leaf: Leaf) -> bool:
+    """Whether a leaf is bundled with others."""
+    return leaf.shape.numel() <= _SMALL
+
+
+def _bundled(loose: Sequence[Loose]) -> list[Loose | _Bundle]:
     """The same leaves with the small ones of each device together."""
-    small: dict[torch.device, list[_Loose]] = {}
-    large: list[_Loose | _Bundle] = [i for i in loose if i.leaf.tensor.numel() > _SMALL]
+    small: dict[torch.device, list[Loose]] = {}
+    large: list[Loose | _Bundle] = [i for i in loose if not is_small(i.leaf)]
     for item in loose:
-        if item.leaf.tensor.numel() <= _SMALL:
+        if is_small(item.leaf):
             small.setdefault(_device(item.leaf.tensor), []).append(item)
     return [*large, *(_Bundle(tuple(items)) for items in small.values())]
 
@@ -444,7 +519,7 @@ def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
     return Canonical(base.frame_g.to(tall), base.frame_h.to(tall), base.s, none, none)
 
 
-def _batched(pairs: Sequence[Pair], place: Callable[[Pair], torch.device]) -> list[_Batch]:
+def batched(pairs: Sequence[Pair], place: Callable[[Pair], torch.device | None] = lambda _: None) -> list[_Batch]:
     """Pairs of one kind, group, shape and device together."""
     groups: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:

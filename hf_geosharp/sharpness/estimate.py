@@ -12,19 +12,20 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError, WorldError
-from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
-from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, Order
+from hf_geosharp.geometry.space import Space, Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.jobs import BASELINE, REPRODUCIBILITY, SCORE, Job, Ledger, Outcome
+from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Job, Ledger, Outcome
 from hf_geosharp.sharpness.journal import Journal, differences, digest, digest_batches, write_result
 from hf_geosharp.sharpness.memory import MicroBatch, checkpointed
 from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Reach, Weight, rows, samples
@@ -33,12 +34,17 @@ from hf_geosharp.sharpness.result import (
     BatchScore,
     CurvePoint,
     PairSummary,
+    PartScore,
     Passes,
+    Profile,
     Reproducible,
     SharpnessResult,
     mean_with_error,
 )
 from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.selection import BY, NO_HEADS, PARAMS, Selection, movable, selections
+from hf_geosharp.sharpness.sharded import ShardedChart
+from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.find import PRESETS, find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -58,8 +64,11 @@ ASCENTS = {"secant": secant, "apgd": auto_pgd}
 SHARDS = ("batches", "samples")
 ON_NAN = ("stop", "skip")
 
-_HOW = ("micro_batch", "gradient_checkpointing", "on_nan")
+_HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
 """Settings that do not decide a score: a journal may go on with others."""
+
+PROFILE_POINTS = 11
+"""How many points of the way to the worst perturbation a profile has, both ends included."""
 
 COPY_LIMIT = 2 << 30
 """Symmetries are verified on a float64 copy where it takes at most this many bytes, else on the model itself."""
@@ -108,6 +117,9 @@ class Settings:
     on_nan: str = "stop"
     reproducibility: bool = True
     verify: bool = True
+    params: str = "all"
+    per: str | None = None
+    profile: bool = False
     stationary: bool = False
     """The loss has a minimum at the model's own weights by construction."""
 
@@ -119,6 +131,8 @@ class Settings:
             ("ascent", self.ascent, tuple(ASCENTS)),
             ("shard", self.shard, SHARDS),
             ("on_nan", self.on_nan, ON_NAN),
+            ("params", self.params, PARAMS),
+            ("per", self.per, (None, *BY)),
             *(("baseline", b, ("adaptive", "euclidean")) for b in self.baselines),
         ):
             if value not in known:
@@ -133,6 +147,12 @@ class Settings:
             raise UsageError(f"micro_batch is {self.micro_batch}; at least 1 is needed")
         if not (self.damping >= 0 and math.isfinite(self.damping)):
             raise UsageError(f"damping is {self.damping}; it is not negative")
+        if self.average and (self.per or self.profile):
+            raise UsageError("per and profile are of the worst case: leave out average")
+        if self.per == "head" and self.metric not in PAIR_METRICS:
+            raise UsageError(
+                f"per is 'head', and the metric {self.metric} knows no heads: use {' or '.join(PAIR_METRICS)}"
+            )
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -242,9 +262,13 @@ def estimate(
     checks = 1 if settings.reproducibility and not settings.average else 0
     total = per_pass * len(settings.radii) * (len(batches) + checks) + per_pass * len(batches) * len(settings.baselines)
     world = world or World()
-    whole = settings.shard == "samples"
-    track = _Track(progress, len(batches), settings.steps, total, world, whole)
-    with full_float32(), borrow(model, dtype) as borrowed:
+    with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed:
+        shards = borrowed.shards
+        if shards is not None:
+            _check_sharded(shards, world, settings)
+        # Of a sharded model all ranks run every pass together.
+        whole = settings.shard == "samples" or shards is not None
+        track = _Track(progress, len(batches), settings.steps, total, world, whole)
         if whole and world.size > 1 and len({leaf.tensor.device for leaf in borrowed.leaves.values()}) > 1:
             raise UsageError("shard is 'samples', but the model lies on several devices: use shard='batches'")
         header: dict[str, Any] = {}
@@ -253,12 +277,17 @@ def estimate(
             _agree(world, header)
         with _ledger(world, output, header, whole) as ledger:
             scored = _Scored(borrowed, batches, settings, loss, weight, track, notes, ledger)
+            if settings.params != "all":
+                scored.say_what_rounds()
             track.say("verify")
             verified = scored.symmetries()
             effective = scored.settings
-            _agree(world, {"symmetries": verified.map.dimension, "dropped": verified.map.dropped})
+            same = {"symmetries": verified.map.dimension, "dropped": verified.map.dropped, "per": effective.per}
+            _agree(world, same)
             with checkpointed(model, effective.gradient_checkpointing):
+                parts = scored.parts(verified.map, effective)
                 runs = scored.run(verified.map, effective)
+                per = scored.scores_of(parts, verified.map, effective, runs)
                 reproducible, baselines = scored.evidence(verified.map, effective, runs)
         stored = borrowed.stored_dtypes
     radii = effective.radii
@@ -283,6 +312,9 @@ def estimate(
         mode="average" if effective.average else "worst",
         steps=effective.steps,
         ascent="none" if effective.average else effective.ascent,
+        params=effective.params,
+        per=per,
+        profile=runs.profile,
         seed=effective.seed,
         samples=sum(samples(batches[o.job.batch]) for o in runs.outcomes),
         batch_size=samples(batches[0]),
@@ -304,6 +336,22 @@ def estimate(
     return result
 
 
+def _check_sharded(shards: Shards, world: World, settings: Settings) -> None:
+    """What is not there for sharded models.
+
+    Raises:
+        UsageError: it was asked for.
+    """
+    shards.check_world(world)
+    for asked, what in (
+        (settings.micro_batch == "auto", "micro_batch 'auto' (give a number: the ranks run every pass together)"),
+        (settings.params != "all", f"params {settings.params!r}"),
+        (settings.per is not None, f"per {settings.per!r}"),
+    ):
+        if asked:
+            raise UsageError(f"the model is sharded over processes, and for such models there is no {what}")
+
+
 def _identity(
     borrowed: Borrowed,
     batches: Sequence[Batch],
@@ -313,7 +361,9 @@ def _identity(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     """Of what a score is: what ranks have to agree in, and what a journal belongs to."""
-    buffers = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
+    rest = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
+    # Of an adapter's score what the adapter sits on is a part too, frozen as it is.
+    rest += [(f"frozen {n}", p) for n, p in borrowed.model.named_parameters() if not p.requires_grad]
     return {
         "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
         "loss": _name(loss),
@@ -322,8 +372,14 @@ def _identity(
         "versions": dict(versions),
         "batches": len(batches),
         "data": data_digest or digest_batches(batches),
-        "weights": digest([*sorted(borrowed.originals.items()), *buffers]),
+        "weights": digest(chain(_weights(borrowed), rest)),
     }
+
+
+def _weights(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
+    """All weights by name, in full: those of a sharded model are gathered one by one, on all ranks."""
+    for name, held in sorted(borrowed.originals.items()):
+        yield name, held if borrowed.shards is None else borrowed.shards.whole(name)
 
 
 def _name(loss: Loss | None) -> str | None:
@@ -377,6 +433,11 @@ class _Runs:
         """The value of each batch at a radius."""
         return [o.at(rho).value for o in self.outcomes]
 
+    @property
+    def profile(self) -> Profile | None:
+        """Of the first batch, where it was asked for."""
+        return next((o.profile for o in self.outcomes if o.profile is not None), None)
+
     def worst(self, rho: float) -> Outcome:
         """The batch that rose most; of equals the last."""
         return max(self.outcomes, key=lambda o: (o.at(rho).value, o.job.batch))
@@ -405,6 +466,7 @@ class _Scored:
         self.micro = MicroBatch(settings.micro_batch, self._less_memory)
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
+        self._parts: dict[str, Selection] = {}
 
     # -------------------------------------------------------------------------------------------------- symmetries
 
@@ -413,17 +475,21 @@ class _Scored:
         nothing = Verified(SymmetryMap(), None, None)
         if not self.settings.geometry.paired:
             return nothing
-        examples = self._examples()
-        model = self._wide_copy()
-        found = find_symmetries(model, examples[0], preset=self.settings.symmetries)
-        verified = Verified(found, None, None)
-        if self.settings.verify:
-            # In double precision every kind is measured by itself: no claim can hide behind another's control.
-            wide = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
-            verified = verify(model, found, examples, seed=self.settings.seed, each=wide)
+        model = self.borrowed.model
+        if self.borrowed.shards is None:
+            verified = self._proved_on_a_copy()
+        else:
+            # One rank finds them for all, on a copy that is whole.
+            whole = self.borrowed.shards.plain(self.split.leads)
+            if whole is not None and _fits_wide(whole):
+                whole = whole.double()
+            verified = self.split.broadcast(None if whole is None else self._proved(whole))
+            del whole
         for reason in verified.map.dropped:
             self._warn(f"symmetry dropped: {reason}")
         if not verified.map.pairs:
+            if self.settings.per == "head":
+                raise UsageError(NO_HEADS)
             self._warn(
                 "no attention symmetry was found in this model: scored with the adaptive metric on all parameters"
             )
@@ -439,9 +505,38 @@ class _Scored:
             self._warn(f"the score is not invariant under {name}: its entries belong to another symmetry's pairs too")
         return replace(verified, map=separated)
 
-    def _examples(self) -> list[dict[str, Any]]:
+    def say_what_rounds(self) -> None:
+        """A base that stays in half precision is told of: the loss is rounded to it."""
+        narrow = {p.dtype for p in self.borrowed.model.parameters() if p.dtype in (torch.float16, torch.bfloat16)}
+        if narrow:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+            self._warn(f"the adapter's base stays in {names}, which rounds the loss more than its own weights do")
+
+    def _proved_on_a_copy(self) -> Verified:
+        """What is found and proved on a wide copy of the model, or on the model itself where that is impossible."""
+        model = self._wide_copy()
+        try:
+            return self._proved(model)
+        except (TypeError, RuntimeError):
+            # A quantised base may not compute in double precision.
+            if model is self.borrowed.model or self.settings.params == "all":
+                raise
+            return self._proved(self.borrowed.model)
+
+    def _proved(self, model: nn.Module) -> Verified:
+        """What is found on a model, and proved; of an adapter's score only what the adapter has by itself."""
+        examples = self._examples(next(model.parameters()).device)
+        found = find_symmetries(model, examples[0], preset=self.settings.symmetries)
+        if self.settings.params != "all":
+            found = found.within(self.borrowed.leaves)
+        if not self.settings.verify:
+            return Verified(found, None, None)
+        # In double precision every kind is measured by itself: no claim can hide behind another's control.
+        wide = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
+        return verify(model, found, examples, seed=self.settings.seed, each=wide)
+
+    def _examples(self, device: torch.device) -> list[dict[str, Any]]:
         """Two small inputs out of the data: the first and the last samples of the first batch."""
-        device = next(self.borrowed.model.parameters()).device
         batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batches[0].items()}
         n = samples(batch)
         size = max(1, min(4, n // 2))
@@ -452,7 +547,7 @@ class _Scored:
         model = self.borrowed.model
         if any(len(leaf.members) > 1 for leaf in self.borrowed.leaves.values()):
             return model  # a copy would part the parameters that share memory
-        if self.borrowed.dtype == torch.float64 or 8 * sum(p.numel() for p in model.parameters()) > COPY_LIMIT:
+        if self.borrowed.dtype == torch.float64 or not _fits_wide(model):
             return model
         try:
             return copy.deepcopy(model).double()
@@ -490,6 +585,34 @@ class _Scored:
             )
         return _Runs(scored, skipped, reduced)
 
+    def parts(self, symmetries: SymmetryMap, settings: Settings) -> tuple[Selection, ...]:
+        """What the model is cut into, if that was asked for; told before anything is run."""
+        if settings.per is None:
+            return ()
+        found = selections(self._chart_of(Job(SCORE, 0), symmetries, settings), settings.per)
+        self._parts = {_key(part): part for part in found}
+        self.track.total += (settings.steps + 1) * len(found) * len(self.batches)
+        return found
+
+    def scores_of(
+        self, parts: Sequence[Selection], symmetries: SymmetryMap, settings: Settings, runs: _Runs
+    ) -> tuple[PartScore, ...]:
+        """The score at the first radius where only one part may move, for each part."""
+        first = settings.radii[0]
+        jobs = [Job(PART, o.job.batch, part=_key(part)) for o in runs.outcomes for part in parts]
+        self._resumed(jobs)
+        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        self.notes += [note for o in outcomes for note in o.notes]
+        values: dict[str, list[float]] = {}
+        for outcome in outcomes:
+            if outcome.skipped is not None:
+                raise ModelError(f"{outcome.job.part}: {outcome.skipped}")
+            values.setdefault(outcome.job.part, []).append(outcome.at(first).value)
+        return tuple(
+            PartScore(part.part, part.by, part.layer, part.head, part.kind, *mean_with_error(values[_key(part)])[:2])
+            for part in parts
+        )
+
     def evidence(
         self, symmetries: SymmetryMap, settings: Settings, runs: _Runs
     ) -> tuple[dict[float, Reproducible], dict[str, float]]:
@@ -521,6 +644,8 @@ class _Scored:
         chart = self._chart_of(job, symmetries, settings)
         if job.stage == BASELINE:
             settings = _plain(settings, job.metric)
+        if job.stage == PART:
+            settings = replace(settings, rho=settings.radii[:1])
         started = time.perf_counter()
         self._batch_notes.clear()
         outcome = self._batch(chart, job, settings)
@@ -531,26 +656,30 @@ class _Scored:
 
     def _chart_of(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Chart:
         """The chart that a job needs; there is one at a time."""
-        key = f"{job.stage} {job.metric}"
+        # A part moves in the chart of all.
+        key = f"{SCORE if job.stage == PART else job.stage} {job.metric}"
         if self._chart is None or self._chart[0] != key:
             self._chart = None
             self.restore()
             if job.stage == BASELINE:
                 # On the weights as they are stored.
-                chart = Chart(self.borrowed, SymmetryMap(), _plain(settings, job.metric).geometry)
+                chart = self._chart_with(SymmetryMap(), _plain(settings, job.metric).geometry)
             else:
                 nudge = NUDGE[self.borrowed.dtype] if job.stage == REPRODUCIBILITY else 0.0
                 seed = settings.seed + 1 if nudge else 0
-                chart = Chart(self.borrowed, symmetries, settings.geometry, nudge=nudge, seed=seed)
+                chart = self._chart_with(symmetries, settings.geometry, nudge, seed)
             self._chart = key, chart
         return self._chart[1]
+
+    def _chart_with(self, symmetries: SymmetryMap, geometry: Geometry, nudge: float = 0.0, seed: int = 0) -> Chart:
+        if self.borrowed.shards is not None:
+            return ShardedChart(self.borrowed, symmetries, geometry, self.split, nudge=nudge, seed=seed)
+        return Chart(self.borrowed, symmetries, geometry, nudge=nudge, seed=seed)
 
     def _batch(self, chart: Chart, job: Job, settings: Settings) -> Outcome:
         """One ball at each radius, ascending, each started from the best point of the one before."""
         index = job.batch
-        objective = Objective(
-            self.borrowed.model, self.batches[index], self.loss, self.weight, self.micro, self.split
-        )  # fmt: skip
+        objective = self._objective(index)
 
         def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
             try:
@@ -558,10 +687,10 @@ class _Scored:
             except ArithmeticError as error:
                 raise UsageError(f"batch {index}, radii {settings.radii}: {error}") from None
             value = objective.evaluate(gradient)
-            return value, chart.pull() if gradient else None
+            return value, pull() if gradient else None
 
         generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
-        base, g = self._base_point(chart, objective, not settings.average)
+        base = self._base_point(chart, objective, not settings.average)
         if not math.isfinite(base):
             text = (
                 f"batch {index}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
@@ -572,14 +701,20 @@ class _Scored:
             return Outcome(job, skipped=text)
         scores: list[tuple[float, BatchScore]] = []
         share: dict[str, float] = {}
-        given = None if g is None else (base, g)
-        del g
-        start: Tangent | None = None
+        profile: Profile | None = None
+        space, pull = self._ball(chart, job)
+        # An ascent takes the memory of what it is given, so no name may hold on to it here.
+        given = [] if settings.average else [(base, pull())]
+        if given and job.stage == PART and _still(space, given[0][1]):
+            self.track.done += 1 + settings.steps
+            score = BatchScore(index, base, 0.0, 0, True, 1, "converged")
+            return Outcome(job, base, ((settings.radii[0], score),), Passes(objective.forwards, objective.backwards))
+        ends: list[Tangent] = []
         for rho in sorted(set(settings.radii)):
             report = self.track.report(job.stage, index + 1, rho)
             if settings.average:
                 generator.manual_seed(settings.seed * 1_000_003 + index)
-                rise, start = average(chart.space, evaluate, rho, settings.steps, generator, base=base, report=report)
+                rise, end = average(space, evaluate, rho, settings.steps, generator, base=base, report=report)
                 if not math.isfinite(rise):
                     raise ModelError(
                         f"batch {index}: the loss is not finite at a random perturbation of rho {rho:g}; "
@@ -588,27 +723,65 @@ class _Scored:
                 score = BatchScore(index, base, rise, settings.steps, True, settings.steps)
             else:
                 climb = ASCENTS[settings.ascent](
-                    chart.space, evaluate, rho, settings.steps, start=start, base=base, given=given,
+                    space, evaluate, rho, settings.steps, start=ends.pop() if ends else None, base=base,
+                    given=given.pop() if given else None,
                     stationary=settings.stationary, generator=generator, report=report,
                 )  # fmt: skip
-                start, given = climb.u, None
+                end = climb.u
                 score = BatchScore(
                     index, base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
                 )
                 if not climb.finite:
+                    where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
                     self._batch_notes.append(
-                        f"batch {index}: the loss is not finite at some points of the ball, rho {rho:g}"
+                        f"batch {index}: the loss is not finite at some points of the ball, {where}"
                     )
+                del climb
             # The pass at the start, and the steps that were not needed.
             self.track.done += 1 + settings.steps - score.steps
             scores.append((rho, score))
             if job.stage == SCORE and rho == settings.radii[0] and score.value >= self._highest:
                 # Where the worst perturbation lies is told of the batch that rose most.
-                self._highest, share = score.value, chart.share(start)
-        assert start is not None
-        self._in_step(scores, start)
+                self._highest, share = score.value, chart.share(end)
+            if settings.profile and job == Job(SCORE, 0) and rho == settings.radii[0]:
+                profile = self._profile(chart, end, rho, base)
+            ends = [end]
+            del end
+        self._in_step(scores, ends[0])
         passes = Passes(objective.forwards, objective.backwards)
-        return Outcome(job, base, tuple(scores), passes, share)
+        return Outcome(job, base, tuple(scores), passes, share, profile=profile)
+
+    def _objective(self, index: int) -> Objective:
+        return Objective(
+            self.borrowed.model, self.batches[index], self.loss, self.weight, self.micro, self.split,
+            self.borrowed.shards,
+        )  # fmt: skip
+
+    def _ball(self, chart: Chart, job: Job) -> tuple[Space, Callable[[], Tangent]]:
+        """Where a job climbs, and the gradient there of the loss whose gradients the parameters hold."""
+        if job.stage != PART:
+            return chart.space, chart.pull
+        space = self._parts[job.part].within(chart.space)
+        return space, lambda: space.project_(chart.pull())
+
+    def _profile(self, chart: Chart, u: Tangent, rho: float, base: float) -> Profile | None:
+        """The rise of the loss of the first batch on the way to u; its passes are not those of the score."""
+        objective = self._objective(0)
+        t = tuple(i / (PROFILE_POINTS - 1) for i in range(PROFILE_POINTS))
+        point = chart.space.empty()
+
+        def along(order: Order | None) -> tuple[float, ...]:
+            rises = [0.0]
+            for fraction in t[1:]:
+                chart.write(chart.space.combine(point, (u, fraction)), order)
+                rises.append(objective.evaluate(False) - base)
+            return tuple(rises)
+
+        found = Profile(t, along(None), along("first"), rho)
+        if all(map(math.isfinite, (*found.geodesic, *found.straight))):
+            return found
+        self._batch_notes.append(f"batch 0: no profile, for the loss is not finite at some points of it, rho {rho:g}")
+        return None
 
     def _in_step(self, scores: Sequence[tuple[float, BatchScore]], u: Tangent) -> None:
         """Ranks that share a ball must have gone the same way, to the last bit.
@@ -616,24 +789,29 @@ class _Scored:
         Raises:
             WorldError: they have not.
         """
-        marks = self.split.gather((list(scores), [float(p.double().sum()) for p in u.pieces]))
+        # Of a sharded model each rank has coordinates of its own.
+        sums = [float(p.double().sum()) for p in u.pieces] if self.borrowed.shards is None else []
+        marks = self.split.gather((list(scores), sums))
         if any(mark != marks[0] for mark in marks):
             raise WorldError(
                 "the ranks drifted apart: they compute the same steps with different rounding. Use equal machines and "
                 "equally many threads, or shard='batches'"
             )
 
-    def _base_point(self, chart: Chart, objective: Objective, gradient: bool) -> tuple[float, Tangent | None]:
-        """Loss (and gradient, if it is finite) at the model's own weights; the chart sees what the batch can reach."""
+    def _base_point(self, chart: Chart, objective: Objective, gradient: bool) -> float:
+        """The loss at the model's own weights; with ``gradient`` the parameters hold its gradient afterwards.
+
+        The chart then sees what the batch can reach.
+        """
         chart.widen()
         with Reach(self.borrowed.model) as reach:
             value = objective.evaluate(gradient)
         if not gradient or not math.isfinite(value):
-            return value, None
+            return value
         seen = reach.rows
         owners = {n: id(leaf.members[0][0]) for n, leaf in self.borrowed.leaves.items()}
         chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))
-        return value, chart.pull()
+        return value
 
     def _union(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows that any rank looks up for its part of the batch."""
@@ -670,9 +848,24 @@ class _Scored:
                 leaf.tensor.copy_(self.borrowed.originals[name])
 
 
+def _fits_wide(model: nn.Module) -> bool:
+    """Whether a float64 copy of a model is made to prove symmetries on."""
+    return 8 * sum(p.numel() for p in model.parameters()) <= COPY_LIMIT
+
+
+def _key(part: Selection) -> str:
+    """What a part is called among those of all ways to cut a model."""
+    return f"{part.by} {part.part}"
+
+
+def _still(space: Space, g: Tangent) -> bool:
+    """Whether nothing in a space can move, for all weights in it are zero."""
+    return space.norm(g) == 0 and space.norm(space.random(torch.Generator().manual_seed(0))) == 0
+
+
 def _plain(settings: Settings, metric: str) -> Settings:
     """The same ascent under another metric, at the first radius."""
-    return replace(settings, metric=metric, geodesic="first", rho=settings.radii[:1], baselines=())
+    return replace(settings, metric=metric, geodesic="first", rho=settings.radii[:1], baselines=(), profile=False)
 
 
 def _curve_point(rho: float, values: Sequence[float], check: Reproducible | None) -> CurvePoint:

@@ -9,18 +9,19 @@ from typing import Any
 from hf_geosharp.errors import DataError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.journal import Journal
-from hf_geosharp.sharpness.result import BatchScore, Passes
+from hf_geosharp.sharpness.result import BatchScore, Passes, Profile
 
-SCORE, REPRODUCIBILITY, BASELINE = "score", "reproducibility", "baseline"
+SCORE, PART, REPRODUCIBILITY, BASELINE = "score", "part", "reproducibility", "baseline"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One batch under one geometry, at all its radii. ``metric`` tells the baselines apart."""
+    """One batch under one geometry, at all its radii. ``metric`` tells the baselines apart, ``part`` what may move."""
 
     stage: str
     batch: int
     metric: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Outcome:
     """What a job gave.
 
     ``base`` is the loss at the model's own weights, ``scores`` one score for each radius, ascending. ``share`` is
-    where the perturbation at the first radius lies (given only where it may matter). ``skipped`` says why the batch
-    has no score; then nothing else is there.
+    where the perturbation at the first radius lies (given only where it may matter), ``profile`` what lies on the way
+    to it (only where it was asked for). ``skipped`` says why the batch has no score; then nothing else is there.
     """
 
     job: Job
@@ -40,6 +41,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     skipped: str | None = None
     seconds: float = 0.0
+    profile: Profile | None = None
 
     def at(self, rho: float) -> BatchScore:
         """The score at one radius."""
@@ -57,6 +59,7 @@ class Outcome:
             DataError: it is something else.
         """
         try:
+            profile = line.get("profile")
             return cls(
                 **{
                     **line,
@@ -64,6 +67,7 @@ class Outcome:
                     "scores": tuple((float(rho), BatchScore(**score)) for rho, score in line["scores"]),
                     "passes": Passes(**line["passes"]),
                     "notes": tuple(line["notes"]),
+                    "profile": None if profile is None else Profile.from_dict(profile),
                 }
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from hf_geosharp.errors import ModelError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
+from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.inputs import call
 
 Batch = Mapping[str, Any]
@@ -57,13 +59,15 @@ class Reach:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [m for m in model.modules() if isinstance(m, nn.Embedding) and m.max_norm is None]
+        # While a sharded model runs its modules have other weights.
+        self._keys: dict[nn.Module, int] = {m: id(m.weight) for m in self._modules}
         self._seen: dict[int, list[Tensor]] = {}
         self._unknown: set[int] = set()
         self._handles: list[Any] = []
 
     def __enter__(self) -> Reach:
         def hook(module: nn.Module, args: Any) -> None:
-            key = id(module.weight)
+            key = self._keys[module]
             if args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
                 self._seen.setdefault(key, []).append(args[0].detach().reshape(-1))
             else:
@@ -97,8 +101,11 @@ class Objective:
         weight: Weight | None = None,
         micro_batch: MicroBatch | int | None = None,
         world: World | None = None,
+        shards: Shards | None = None,
     ) -> None:
+        """``shards`` are those of the model, if it is sharded over the world."""
         self.model, self.loss = model, loss or own_loss
+        self._shards = shards
         self._weight: Weight = weight or (lambda b: float(samples(b)))
         self._micro = micro_batch if isinstance(micro_batch, MicroBatch) else MicroBatch(micro_batch)
         self._world = world or World()
@@ -110,6 +117,19 @@ class Objective:
         self.batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in own.items()}
         self._samples = stop - start
         self.forwards = self.backwards = 0
+        self._idle: list[tuple[dict[str, Any], float]] = []
+        if shards is not None:
+            self._idle = self._idle_pieces(batch, device)
+
+    def _idle_pieces(self, batch: Batch, device: torch.device) -> list[tuple[dict[str, Any], float]]:
+        """Passes of no weight: ranks of a sharded model run equally often, whether they have samples or not."""
+        own = sum(1 for _ in self._pieces())
+        missing = max(self._world.gather(own)) - own
+        if not missing:
+            return []
+        single = (rows(batch, i, i + 1) for i in range(samples(batch)))
+        filler = next(row for row in single if self._weight(row))
+        return missing * [({k: v.to(device) if isinstance(v, Tensor) else v for k, v in filler.items()}, 0.0)]
 
     def _pieces(self) -> Iterator[tuple[dict[str, Any], float]]:
         size = self._micro.size(self._samples)
@@ -133,6 +153,9 @@ class Objective:
                 value = self._own_part(gradient)
                 break
             except (RuntimeError, MemoryError) as error:
+                if self._shards is not None:
+                    # Where a rank fails the others fail for want of it.
+                    self._world.poll(now=True)
                 if not self._micro.adapts or not is_out_of_memory(error):
                     raise
             # Out here, where the error no longer holds on to what the pass had computed.
@@ -140,7 +163,7 @@ class Objective:
             self._micro.halve(self._samples)
         if self._world.size > 1:
             value = self._world.sum(value)
-            if gradient:
+            if gradient and self._shards is None:
                 self._world.add_(self._gradients())
         self.forwards += 1
         self.backwards += gradient
@@ -151,14 +174,18 @@ class Objective:
         parts = []
         if gradient:
             self._clear()
+        # Gradients of a sharded model come out as means over the ranks.
+        ranks = 1 if self._shards is None else self._shards.size
         with torch.set_grad_enabled(gradient):
-            for piece, share in self._pieces():
+            for piece, share in itertools.chain(self._pieces(), self._idle):
                 loss = self.loss(call(self.model, piece), piece).mean()
                 if gradient:
                     if not loss.requires_grad:
                         raise ModelError("the loss does not depend on the model's parameters; is it detached?")
-                    (loss * share).backward()
+                    (loss * (share * ranks)).backward()
                 parts.append(float(loss.detach()) * share)
+        if self._shards is not None:
+            self._shards.settle()
         # fsum cannot add what is not finite.
         return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
 
@@ -167,9 +194,9 @@ class Objective:
             p.grad = None
 
     def _gradients(self) -> list[Tensor]:
-        """One for each parameter on every rank, whether its samples touch the parameter or not."""
+        """One for each parameter that may move, on every rank, whether its samples touch the parameter or not."""
         found = []
-        for p in self.model.parameters():
+        for p in filter(lambda p: p.requires_grad, self.model.parameters()):
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             found.append(p.grad)

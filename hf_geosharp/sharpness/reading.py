@@ -91,6 +91,13 @@ def _types(result: SharpnessResult) -> list[tuple[str, bool]]:
     for point in result.curve:
         held = (point.rho, point.geodesic_sharpness, *(() if point.stderr is None else (point.stderr,)))
         facts.append(("its curve holds something that is no number", all(_is_number(value) for value in held)))
+    for part in result.per:
+        numbers_of_part = (part.value, *(() if part.stderr is None else (part.stderr,)))
+        facts.append(("a part holds something that is no number", all(_is_number(value) for value in numbers_of_part)))
+    if (way := result.profile) is not None:
+        numbers_of_way = (*way.t, *way.geodesic, *way.straight, way.radius)
+        facts.append(("its profile holds something that is no number", all(map(_is_number, numbers_of_way))))
+        facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
     for batch in result.per_batch:
         facts.append(("a batch holds something that is no number", _is_number(batch.value)))
     facts += [

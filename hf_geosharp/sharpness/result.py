@@ -13,6 +13,9 @@ from hf_geosharp.errors import DataError
 
 SCHEMA = 1
 
+_LATER = frozenset({"ascent", "params", "per", "profile"})
+"""Fields that results of schema 1 once did not have: where they are missing, their defaults are what was meant."""
+
 
 @dataclass(frozen=True)
 class BatchScore:
@@ -87,6 +90,43 @@ class PairSummary:
 
 
 @dataclass(frozen=True)
+class PartScore:
+    """The score of the same batches at the same radius where only one part may move.
+
+    ``by`` says what the model was cut into: "layer", "head" or "kind". ``part`` names the part among them; ``layer``,
+    ``head`` and ``kind`` are what it belongs to, as far as that is one thing. The values of the parts do not add up to
+    the score of the whole: each part has the whole radius for itself.
+    """
+
+    part: str
+    by: str
+    layer: int | None
+    head: int | None
+    kind: str | None
+    value: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The rise of the loss of the first batch on the way to its worst perturbation, at the fractions ``t`` of it.
+
+    ``geodesic`` along the geodesic of the score, which ends with the batch's value; ``straight`` along the straight
+    line with the same velocity. Both begin with 0. ``radius`` is that of the ball.
+    """
+
+    t: tuple[float, ...]
+    geodesic: tuple[float, ...]
+    straight: tuple[float, ...]
+    radius: float
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """From JSON, which has lists for tuples."""
+        return cls(**{**data, **{name: tuple(data[name]) for name in ("t", "geodesic", "straight")}})
+
+
+@dataclass(frozen=True)
 class SharpnessResult:
     """A score with everything needed to judge and repeat it.
 
@@ -94,7 +134,9 @@ class SharpnessResult:
     ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average", ``ascent``
     "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
-    perturbation lies, per pair site and per remaining parameter (the shares add up to 1).
+    perturbation lies, per pair site and per remaining parameter (the shares add up to 1). ``params`` says which
+    parameters may move: "all", or "lora" for those of an adapter. ``per`` (scores of single parts) and ``profile`` are
+    there on request.
     """
 
     geodesic_sharpness: float
@@ -123,11 +165,16 @@ class SharpnessResult:
     versions: dict[str, str]
     warnings: list[str] = field(default_factory=list)
     ascent: str = "apgd"
+    params: str = "all"
+    per: tuple[PartScore, ...] = ()
+    profile: Profile | None = None
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; keys in a fixed order, NaN never among them."""
-        return {"schema": self.schema} | {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
+        fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
+        profile = fields["profile"] and {k: list(v) if k != "radius" else v for k, v in fields["profile"].items()}
+        return {"schema": self.schema} | fields | {"per": list(fields["per"]), "profile": profile}
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as text.
@@ -147,8 +194,7 @@ class SharpnessResult:
         if data.get("schema") != SCHEMA:
             raise DataError(f"this result has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         fields = {f.name for f in dataclasses.fields(cls)}
-        # Results without the name of the ascent are from when there was one.
-        unknown, missing = set(data) - fields, fields - set(data) - {"ascent"}
+        unknown, missing = set(data) - fields, fields - set(data) - _LATER
         if unknown or missing:
             raise DataError(f"not a result: unknown keys {sorted(unknown)}, missing keys {sorted(missing)}")
         values = dict(data)
@@ -158,6 +204,9 @@ class SharpnessResult:
         values["reproducible"] = Reproducible(**data["reproducible"])
         values["passes"] = Passes(**data["passes"])
         values["interval95"] = _pair(data["interval95"])
+        values["per"] = tuple(PartScore(**part) for part in data.get("per", ()))
+        profile = data.get("profile")
+        values["profile"] = None if profile is None else Profile.from_dict(profile)
         return cls(**values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -108,6 +108,19 @@ class SymmetryMap:
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters that some symmetry moves."""
         return parameters_of(self.symmetries)
+
+    def within(self, names: Container[str]) -> SymmetryMap:
+        """The map less the symmetries that move other parameters than those named."""
+
+        def own(symmetry: Symmetry) -> bool:
+            return all(name in names for name in symmetry.parameters)
+
+        return replace(
+            self,
+            pairs=tuple(filter(own, self.pairs)),
+            folds=tuple(filter(own, self.folds)),
+            scales=tuple(filter(own, self.scales)),
+        )
 
     def without(self, reasons: Mapping[str, str]) -> SymmetryMap:
         """The map less the symmetries named, which are recorded as dropped."""

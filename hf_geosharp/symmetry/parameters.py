@@ -25,6 +25,19 @@ class Leaf:
     members: tuple[tuple[nn.Parameter, int], ...]
     alike: bool
 
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole piece, of which a process may hold a part."""
+        return self.tensor.shape
+
+    def here(self, whole: Tensor) -> Tensor:
+        """The part of a tensor of :attr:`shape` that belongs to what is held here; a view."""
+        return whole
+
+    def rows_here(self, rows: Tensor) -> Tensor:
+        """Those of some rows of the whole piece that are held here, as rows of ``tensor``."""
+        return rows
+
     def gradient(self) -> Tensor:
         """The sum of the members' gradients, in the shape of ``tensor``; zero for a parameter that got none."""
         first = self.members[0][0]

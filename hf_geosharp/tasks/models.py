@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import (
@@ -65,6 +65,7 @@ def load_model(
     dtype: str = "float32",
     device: str = "auto",
     allow_missing: bool = False,
+    params: str = "all",
 ) -> LoadedModel:
     """Loads a model with its processor and its card.
 
@@ -77,6 +78,7 @@ def load_model(
         dtype: ``"float32"`` or ``"float64"``, whatever the checkpoint holds: in 16 bits a small step moves few weights.
         device: A torch device, or ``"auto"``: a GPU if there is one.
         allow_missing: Whether weights that the checkpoint lacks may start at random (else they are an error).
+        params: ``"lora"`` takes an adapter of PEFT, and loads its base as it is stored, in half precision or quantised.
 
     Raises:
         UsageError: An argument is not one of its choices, or the task cannot be told from the config.
@@ -90,6 +92,10 @@ def load_model(
 
     target = _device(device)
     source = find_source(model_id, revision, token)
+    if params == "lora":
+        if dtype != DTYPES[0]:
+            raise UsageError(f"The dtype {dtype!r} does not go with params 'lora': the base stays as it is stored.")
+        return _load_adapter(source, target, task, trust_remote_code, allow_missing)
     raw, source = _read_config(source)
     _refuse_quantised(source, raw)
     chosen = _task(source, raw, task)
@@ -103,6 +109,81 @@ def load_model(
     return _with_processor(
         source, model, chosen, _identity(source, raw, model, chosen, dtype, missing), trust_remote_code
     )
+
+
+def _load_adapter(
+    source: Source, target: torch.device, task: str, trust_remote_code: bool, allow_missing: bool
+) -> LoadedModel:
+    """An adapter on its base, which keeps the precision that it is stored in."""
+    import transformers
+
+    raw, source = _read_adapter(source)
+    base = find_source(raw["base_model_name_or_path"], raw.get("revision"), source.token)
+    config_of_base, base = _read_config(base)
+    named = _TASKS_OF_PEFT.get(str(raw.get("task_type")))
+    chosen = _task(base, config_of_base, named if task == "auto" and named is not None else task)
+    with quiet_transformers():
+        config = _load_config(base, trust_remote_code)
+        loader = getattr(transformers, chosen.auto_class)
+        # What the adapter brings along (a classifier, say) is no loss.
+        brought = bool(raw.get("modules_to_save"))
+        model, missing, _ = _load_weights(
+            base, config, loader, "auto", trust_remote_code, allow_missing, silent=brought
+        )  # fmt: skip
+        adapted = _with_adapter(source, model)
+    missing = [name for name in missing if not any(f".{part}." in f".{name}." for part in raw["modules_to_save"] or ())]
+    if missing and brought:
+        _missing(base, missing, [], type(model).__name__, allow_missing)
+    adapted.eval()
+    if getattr(model, "hf_quantizer", None) is None:
+        # Where quantised weights lie is decided when they are loaded.
+        adapted.to(target)
+    dtype = str(config_of_base.get("dtype") or config_of_base.get("torch_dtype") or "float32")
+    identity = _identity(source, config_of_base, model, chosen, dtype, missing)
+    loaded = _with_processor(base, adapted, chosen, identity | {"base": base.id, "base_revision": base.revision},
+                             trust_remote_code)  # fmt: skip
+    return replace(loaded, card=_read_card(source))
+
+
+_TASKS_OF_PEFT = {"SEQ_CLS": "text-classification", "CAUSAL_LM": "causal-lm", "SEQ_2_SEQ_LM": "seq2seq-lm"}
+"""What adapter_config.json says of the task, where it says something."""
+
+
+def _read_adapter(source: Source) -> tuple[dict[str, Any], Source]:
+    """The raw adapter_config.json, and the source pinned to the commit it came from."""
+    path = fetch(source, "adapter_config.json")
+    if path is None:
+        where = "the folder" if source.folder is not None else "the repository"
+        raise UsageError(
+            f"{source.id} is no adapter: {where} has no adapter_config.json. --params lora scores an adapter on its "
+            "base; leave it out to score all weights of a model."
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{source.id}: adapter_config.json is not valid JSON ({error}).") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("base_model_name_or_path"), str):
+        raise ModelError(
+            f"{source.id}: adapter_config.json does not name the model that the adapter belongs to "
+            "(base_model_name_or_path)."
+        )
+    raw.setdefault("modules_to_save", None)
+    return raw, source.at(path.parent.name)
+
+
+def _with_adapter(source: Source, model: Any) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise UsageError(f"{source.id} is an adapter, which needs the package peft: pip install peft.") from error
+    try:
+        return PeftModel.from_pretrained(model, source.place, **source.options())
+    except Exception as error:
+        if source.folder is None and is_hub_failure(error):
+            raise hub_error(error, f"adapter {source.id!r}") from error
+        raise ModelError(
+            f"{source.id}: the adapter does not fit its base: {type(error).__name__}: {str(error).strip()}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -308,7 +389,8 @@ def _read_config(source: Source) -> tuple[dict[str, Any], Source]:
     if fetch_optional(source, "adapter_config.json") is not None:
         raise UnsupportedModelError(
             f"{source.id} is an adapter (adapter_config.json), not a model. Merge the adapter first "
-            "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model."
+            "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model, or score the adapter alone: "
+            "--params lora."
         )
     if path is None:
         where = "the folder" if source.folder is not None else "the repository"
@@ -367,16 +449,20 @@ def _load_config(source: Source, trust_remote_code: bool) -> Any:
 
 
 def _load_weights(
-    source: Source, config: Any, loader: Any, dtype: str, trust_remote_code: bool, allow_missing: bool
-) -> tuple[Any, list[str], list[str]]:
-    """The model, the weights that the checkpoint lacks, and those that the model has no place for."""
+    source: Source, config: Any, loader: Any, dtype: str, trust_remote_code: bool, allow_missing: bool,
+    *, silent: bool = False,
+) -> tuple[Any, list[str], list[str]]:  # fmt: skip
+    """The model, the weights that the checkpoint lacks, and those that the model has no place for.
+
+    With ``silent`` the caller deals with those that are missing. The dtype "auto" is that of the checkpoint.
+    """
     import torch
 
     try:
         model, report = loader.from_pretrained(
             source.place,
             config=config,
-            dtype=getattr(torch, dtype),
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             # Reported below, by name; transformers' own error is a wall of text.
@@ -394,7 +480,7 @@ def _load_weights(
     if report.get("error_msgs"):
         raise ModelError(f"{source.id}: weights do not load: {'; '.join(map(str, report['error_msgs']))}.")
     missing, unexpected = sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
-    if missing:
+    if missing and not silent:
         _missing(source, missing, unexpected, type(model).__name__, allow_missing)
     return model, missing, unexpected
 

@@ -66,7 +66,11 @@ _REFUSED: tuple[tuple[Callable[[nn.Module, Any], bool], str], ...] = (
         "FSDP keeps only a part of each weight on a process, and gathers it while a layer runs: there is no whole "
         "model to perturb.",
     ),
-    (_sharded, "The weights are sharded over processes (DTensor): there is no whole model to perturb."),
+    (
+        _sharded,
+        "The weights are sharded over processes (DTensor), which a score during training does not take; after it, "
+        "hf_geosharp.score(model, data) on all processes does, for models in float32.",
+    ),
 )
 
 

@@ -100,6 +100,8 @@ def edited(change: Callable[[dict[str, Any]], Any]) -> str:
     return json.dumps(data)
 
 
+PART = {"part": "a", "by": "layer", "layer": 0, "head": None, "kind": None, "value": 0.1, "stderr": None}
+
 NO_RESULTS: dict[str, tuple[str, str]] = {
     "no JSON": ("{", "no JSON"),
     "NaN": ('{"schema": NaN}', "NaN is no number"),
@@ -117,6 +119,13 @@ NO_RESULTS: dict[str, tuple[str, str]] = {
     "no score": (edited(lambda d: d.update(geodesic_sharpness=None)), "geodesic_sharpness is no finite"),
     "true for a number": (edited(lambda d: d.update(rho=True)), "rho is no finite"),
     "steps and a half": (edited(lambda d: d.update(steps=1.5)), "steps is no whole"),
+    "a part without a number": (edited(lambda d: d.update(per=[{**PART, "value": "much"}])), "a part holds something"),
+    "a part with too much": (edited(lambda d: d.update(per=[{**PART, "colour": "red"}])), "no result"),
+    "a profile with a gap": (
+        edited(lambda d: d.update(profile={"t": [0, 1], "geodesic": [0, 1], "straight": [0], "radius": 0.1})),
+        "its profile has gaps",
+    ),
+    "a profile without a line": (edited(lambda d: d.update(profile={"t": [0.0], "radius": 0.1})), "no result"),
     "a better score": (edited(lambda d: d.update(geodesic_sharpness=0.001)), "not that of its curve"),
     "a better score, in the curve too": (
         edited(lambda d: (d.update(geodesic_sharpness=0.01), d["curve"][1].update(geodesic_sharpness=0.01))),

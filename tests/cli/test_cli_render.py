@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hf_geosharp.cli import render
-from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Reproducible, SharpnessResult
+from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Reproducible, SharpnessResult
 
 Make = Callable[..., SharpnessResult]
 
@@ -62,6 +62,17 @@ def test_curve_of_several_radii(result_with: Make) -> None:
     assert ["0.05", "0.0123000", "±", "0.0004", "0.011", "to", "0.013", "yes"] in rows
     assert ["0.1", "0.0500000", "NO"] in rows
     assert ["0.2", "0.100000", "not", "checked"] in rows
+
+
+def test_parts_are_ranked_and_said_not_to_add_up(result_with: Make) -> None:
+    parts = tuple(PartScore(f"layer.{i}", "layer", i, None, None, 0.001 * (i + 1), 0.0001) for i in range(14))
+    text = text_of(result_with(per=parts, params="lora"))
+    assert max(map(len, text.splitlines())) <= 80
+    flat = " ".join(text.split())
+    assert "Where only one layer may move (these do not add up) 0.0140000 ± 0.0001 layer.13" in flat
+    assert "at most 0.00200000 2 others; --json has all" in flat
+    assert "may move the adapter alone (lora)" in flat
+    assert "may move" not in text_of(result_with())
 
 
 def test_what_is_wrong_stands_out(result_with: Make) -> None:

@@ -66,6 +66,9 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "allow_missing": False,
         "micro_batch": None,
         "gradient_checkpointing": False,
+        "params": "all",
+        "per": None,
+        "profile": False,
         "shard": "batches",
         "on_nan": "stop",
         "output": None,
@@ -79,7 +82,8 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
         "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --samples 4 --batch-size 2 --seed 7 --average --baselines "
         "--labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code --allow-missing "
-        "--text-column a --micro-batch 3 --gradient-checkpointing --shard samples --on-nan skip --output o "
+        "--text-column a --micro-batch 3 --gradient-checkpointing --params lora --per head --profile "
+        "--shard samples --on-nan skip --output o "
         "--timeout 60 --text-pair-column b --image-column i --label-column l --label-map"
     )
     done = run(*line.split(), '{"neg": 0, "pos": "POSITIVE"}')
@@ -115,6 +119,9 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "allow_missing": True,
         "micro_batch": 3,
         "gradient_checkpointing": True,
+        "params": "lora",
+        "per": "head",
+        "profile": True,
         "shard": "samples",
         "on_nan": "skip",
         "output": "o",
@@ -138,6 +145,8 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         ["--micro-batch", "0"],
         ["--micro-batch", "many"],
         ["--shard", "layers"],
+        ["--per", "block"],
+        ["--params", "adapter"],
         ["--on-nan", "hope"],
         ["--timeout", "0"],
         ["--processes", "0"],

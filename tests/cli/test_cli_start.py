@@ -10,7 +10,7 @@ import time
 import pytest
 
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "accelerate", "huggingface_hub", "numpy", "rich")
-COMMANDS = ("score", "inspect", "compare", "correlate", "card", "demo", "register")
+COMMANDS = ("score", "inspect", "compare", "correlate", "card", "demo", "register", "report")
 
 
 def start(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:

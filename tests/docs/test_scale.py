@@ -10,8 +10,10 @@ from typing import Any
 import click
 import pytest
 
+from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
 from tests.docs.page import fenced
+from tests.test_parallel import finished, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
@@ -24,16 +26,27 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.slow
 def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
     snippets = blocks("python")
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     names: dict[str, Any] = {}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/scale.md, snippet {number}", "exec"), names)
     assert capsys.readouterr().out == f"{names['result'].geodesic_sharpness}\n"
 
 
+@pytest.mark.slow
+def test_the_script_for_sharded_models_runs(tmp_path: Path) -> None:
+    (script,) = blocks("py")
+    (tmp_path / "sharded_model.py").write_text(script, encoding="utf-8")
+    ranks = finished(launch(2, "", module="sharded_model", PYTHONPATH=str(tmp_path)))
+    assert [code for code, _, _ in ranks] == [0, 0], ranks
+    whole = score_pretrained("demo:vader-bert", samples=64, batch_size=32, steps=3, device="cpu")
+    assert float(ranks[0][1]) == pytest.approx(whole.geodesic_sharpness, rel=1e-3)
+    assert ranks[1][1] == ""
+
+
 def test_the_commands_parse() -> None:
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         # Whatever launches it: what follows is the command and its options.
         _, arguments = re.split(r"hf-geosharp |hf_geosharp\.cli ", line, maxsplit=1)

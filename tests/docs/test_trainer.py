@@ -42,7 +42,12 @@ def test_files_that_are_named_exist() -> None:
     named = re.findall(r"`((?:tests|hf_geosharp)/[\w./-]*)`", PAGE) + re.findall(r"\]\(((?!http)[^)]+)\)", PAGE)
     assert named
     for path in named:
-        assert (ROOT / path).exists() or (ROOT / "docs" / path).exists(), path
+        file, _, heading = path.partition("#")
+        page = next((x for x in (ROOT / file, ROOT / "docs" / file) if x.exists()), None)
+        assert page is not None, path
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert heading in {h.lower().replace(",", "").replace(" ", "-") for h in headings}, path
 
 
 def test_the_defaults_that_are_named_are_the_defaults() -> None:

@@ -1,0 +1,470 @@
+"""Models sharded by fully_shard (FSDP2): the score is that of the whole model, and nothing is left over."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hf_geosharp import score
+from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.geometry.metrics import PairFrame
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.sharded import ShardedChart, sites_of
+from hf_geosharp.sharpness.shards import Shards, written_class
+from hf_geosharp.symmetry.fold import KeyBias
+from hf_geosharp.symmetry.map import SymmetryMap
+from tests.sharpness.tiny import (
+    TinyAttention,
+    attention_data,
+    attention_map,
+    bert,
+    bert_batches,
+    gpt2,
+    gpt2_batches,
+)
+from tests.test_parallel import finished, launch, results
+
+HERE = "tests.sharpness.test_sharded"
+
+# It warns of linear layers that are units of their own.
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+
+
+def sharded(model: Any, **options: Any) -> Any:
+    """As FSDP2 is meant to be used: each layer a unit, the rest another."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    units = ("Linear",) if isinstance(model, TinyAttention) else ("BertLayer", "GPT2Block")
+    for module in model.modules():
+        if type(module).__name__ in units:
+            fully_shard(module, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def state(model: Any) -> dict[str, Any]:
+    """All of a model that a score may disturb, as this rank has it."""
+    rows = {n: p.detach().to_local().clone() for n, p in model.named_parameters()}
+    flags = {n: (p.requires_grad, p.grad is None) for n, p in model.named_parameters()}
+    return {"rows": rows, "flags": flags, "modes": [m.training for m in model.modules()], "rng": torch.get_rng_state()}
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(v, b[k]) for k, v in a.items())
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[None]:
+    """A world of one process: everything is sharded, and all of it lies here."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+# ----------------------------------------------------------------------------------------------------------- sites
+
+
+def test_what_hangs_together_is_one_site_and_sites_are_spread_evenly() -> None:
+    whole = attention_map()
+    sizes = {"q.weight": 6, "q.bias": 2, "k.weight": 6, "v.weight": 6, "o.weight": 6, "readout.weight": 6}
+    found = sites_of(whole, sizes, 2)
+    assert [(s.owner, s.parameters) for s in found] == [
+        (0, ("q.weight", "q.bias", "k.weight")), (1, ("v.weight", "o.weight")),
+    ]  # fmt: skip
+    qk = whole.pairs[0]
+    bridge = KeyBias("fold", "", qk.g[1], whole.pairs[1].g[0])
+    (one,) = sites_of(SymmetryMap(whole.pairs, (bridge,)), sizes, 2)
+    assert one.parameters == ("q.weight", "q.bias", "k.weight", "v.weight", "o.weight")
+    assert sites_of(SymmetryMap(), sizes, 3) == []
+
+
+# --------------------------------------------------------------------------------------- the chart, against a plain one
+
+
+GEOMETRIES = {
+    "inv": Geometry("inv", "second"), "mix": Geometry("mix", "exact"), "euclidean": Geometry("euclidean", "first"),
+}  # fmt: skip
+
+
+class Mixed(TinyAttention):
+    """With a key bias, which folds; an embedding, of which a batch reaches a part; parameters that few or none use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.k = nn.Linear(3, 2).double()
+        self.table = nn.Embedding(60_000, 3).double()
+        self.idle = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        self.seldom = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        with torch.no_grad():
+            for p in (*self.k.parameters(), *self.table.parameters(), self.idle, self.seldom):
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype))
+
+    def forward(self, ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        x = self.table(ids)
+        if bool((hit := ids == 7).any()):
+            # One sample has it, so one rank: as with the experts of a mixture.
+            x = x + hit.unsqueeze(-1) * self.seldom
+        return super().forward(x, labels)
+
+
+def mixed_map() -> SymmetryMap:
+    from hf_geosharp.symmetry.views import View
+
+    qk, vo = attention_map().pairs
+    bias = View.pattern("k.bias", (("n", "h"),), {"n": 1, "h": 2}, ("n",), ("h",), ())
+    return SymmetryMap((qk, vo), (KeyBias("fold", "", bias, qk.h[0]),))
+
+
+MODELS: dict[str, tuple[Callable[[], Any], SymmetryMap, dict[str, Tensor]]] = {
+    "tiny": (TinyAttention, attention_map(), attention_data()),
+    "mixed": (Mixed, mixed_map(), {
+        "ids": torch.tensor([[1, 5, 59_999], [2, 5, 7], [30_001, 1, 1]]), "labels": torch.tensor([0, 1, 1]),
+    }),
+}  # fmt: skip
+
+
+def walked(model: Any, data: dict[str, Tensor], chart_of: Callable[[Any], Chart], world: World) -> dict[str, Any]:
+    """What can be told of a chart: a random direction, a gradient, inner products, a climb, shares."""
+    with borrow(model) as borrowed:
+        chart = chart_of(borrowed)
+        objective = Objective(model, data, world=world, shards=borrowed.shards)
+        chart.widen()
+        base = objective.evaluate(True)
+        chart.focus({"table.weight": data["ids"].unique()} if "ids" in data else {})
+        g = chart.pull()
+        space = chart.space
+        r = space.random(torch.Generator().manual_seed(1))
+        out = {"base": base, "dimension": space.dimension, "dots": space.dots((g, g), (r, g), (r, r))}
+
+        def evaluate(u: Any, gradient: bool) -> tuple[float, Any]:
+            chart.write(u)
+            value = objective.evaluate(gradient)
+            return value, chart.pull() if gradient else None
+
+        out["there"] = evaluate(space.combine(space.empty(), (r, 0.05)), False)[0]
+        climb = secant(space, evaluate, 0.2, 4, given=(base, g))
+        chart.widen()
+        wide = chart.space
+        far = wide.random(torch.Generator().manual_seed(2))
+        out |= {"rise": climb.rise, "share": chart.share(far), "wide": wide.dots((far, far))}
+        return out | {"again": objective.evaluate(False)}
+
+
+def compare_charts() -> list[str]:
+    """Where a sharded chart and a plain one differ."""
+    world, wrong = World.find("cpu"), []
+    for name, (make, symmetries, data) in MODELS.items():
+        for metric, geometry in GEOMETRIES.items():
+            plain = walked(make(), data, lambda b: Chart(b, symmetries, geometry), World())  # noqa: B023
+            model = sharded(make())
+            if name == "mixed":
+                model.readout.weight.requires_grad_(False)
+            before = state(model)
+            found = walked(model, data, lambda b: ShardedChart(b, symmetries, geometry, world), world)  # noqa: B023
+            for key, expected in plain.items():
+                rounding = 1e-5 if key == "rise" else 1e-9  # a climb makes more of it
+                if found[key] != pytest.approx(expected, rel=rounding, abs=1e-12):
+                    wrong.append(f"{name} {metric}: {key} is {found[key]}, not {expected}")
+            if not same(before, state(model)):
+                wrong.append(f"{name} {metric}: the model is another one afterwards")
+            model(**data).loss.backward()
+            if name == "mixed" and model.readout.weight.grad is not None:
+                wrong.append(f"{metric}: what was frozen takes gradients afterwards")
+    return wrong
+
+
+def print_compared() -> None:
+    dist.init_process_group("gloo")
+    print(json.dumps(compare_charts()))
+
+
+def test_a_chart_of_one_process_is_the_plain_one(world: None) -> None:
+    assert compare_charts() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_chart_of_several_processes_is_the_plain_one(size: int) -> None:
+    # Heads of 2 rows and biases of 2 entries on 3 ranks: some have nothing of a parameter, or of a site.
+    assert results(size, "print_compared", module=HERE) == [[]] * size
+
+
+def count_entries() -> None:
+    """Coordinates and whole matrices of each rank."""
+    dist.init_process_group("gloo")
+    model = sharded(bert(num_hidden_layers=6).double())
+    from hf_geosharp.symmetry.find import find_symmetries
+
+    found = find_symmetries(bert(num_hidden_layers=6).double(), bert_batches(1)[0], cached=False)
+    with borrow(model) as borrowed:
+        chart = ShardedChart(borrowed, found, Geometry("inv", "second"), World.find("cpu"))
+        whole = sum(leaf.tensor.numel() for leaf in chart.leaves.values() if not leaf.members)
+        frames = sum(q.numel() for p in chart.space.parts if isinstance(p.frame, PairFrame) for q in p.frame.q)
+        total = sum(p.numel() for p in model.parameters())
+    print(json.dumps([chart.space.size / total, whole / total, frames / total]))
+
+
+@pytest.mark.slow
+def test_each_rank_has_its_part_of_the_state() -> None:
+    for shares in results(3, "count_entries", module=HERE):
+        assert all(share < 0.45 for share in shares), shares
+
+
+# ------------------------------------------------------------------------------------------------------------ the score
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "several radii, evidence and baselines": {"rho": [0.2, 0.1], "baselines": ["adaptive", "euclidean"]},
+    "average": {"average": True, "steps": 4},
+    "padded texts, tied weights": {"text": True},
+    "labels of the model": {"labels": "model", "steps": 2},
+    "micro-batches": {"micro_batch": 2, "metric": "mix"},
+    "fewer samples than ranks": {"size": 1, "steps": 2},
+    "apgd": {"ascent": "apgd", "gradient_checkpointing": True},
+    "profile": {"profile": True, "steps": 2},
+    "no symmetries": {"metric": "euclidean", "steps": 2},
+}
+
+
+def all_cases(shard: bool) -> dict[str, Any]:
+    out = {}
+    for name, case in CASES.items():
+        options = {"steps": 3, **case}
+        size = options.pop("size", 7)
+        text = options.pop("text", False)
+        model, batches = (gpt2(), gpt2_batches(2)) if text else (bert(), bert_batches(2, size=size))
+        model = model.double()
+        if shard:
+            model = sharded(model)
+            before = state(model)
+        found = score(model, batches, **options).to_dict()
+        if shard:
+            assert same(before, state(model)), name
+        out[name] = json.loads(json.dumps(found | {"seconds": 0.0}))
+    return out
+
+
+def print_cases() -> None:
+    dist.init_process_group("gloo")
+    print(json.dumps(all_cases(True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_score_of_a_sharded_model_is_that_of_the_whole_one(size: int) -> None:
+    ranks = results(size, "print_cases", module=HERE)
+    assert all(found == ranks[0] for found in ranks)
+    for name, expected in all_cases(False).items():
+        found = ranks[0][name]
+        # Language models take their loss in float32 whatever they are.
+        floor = 1e-6 * expected["base_loss"] if "texts" in name else 1e-12
+        for point, other in zip(found["curve"], expected["curve"], strict=True):
+            assert point["geodesic_sharpness"] == pytest.approx(other["geodesic_sharpness"], rel=1e-5, abs=floor), name
+        for key in ("base_loss", "baselines", "passes", "pairs", "model", "share", "profile"):
+            assert_close(found[key], expected[key], f"{name}: {key}")
+        assert found["reproducible"]["ok"] == expected["reproducible"]["ok"]
+        assert found["warnings"] == expected["warnings"]
+
+
+def assert_close(found: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            if key not in ("deviation", "control"):
+                assert_close(found[key], value, f"{where}: {key}")
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other, where)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6), where
+    else:
+        assert found == expected, where
+
+
+def test_a_sharded_model_of_one_process_has_the_score_of_the_whole_one(world: None) -> None:
+    whole = score(bert(), bert_batches(1), steps=2)
+    model = sharded(bert())
+    before = state(model)
+    found = score(model, bert_batches(1), steps=2)
+    assert same(before, state(model))
+    assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+    assert found.model == whole.model
+    assert found.pairs.count == whole.pairs.count
+
+
+# ------------------------------------------------------------------------------------------------------ long runs, ends
+
+
+def continued(folder: str) -> None:
+    """A run that is continued from its journal, and one of the whole model that goes on with it."""
+    dist.init_process_group("gloo")
+    model, batches = sharded(bert().double()), bert_batches(2)
+    first = score(model, batches, steps=2, output=folder)
+    again = score(model, batches, steps=2, output=folder)
+    print(json.dumps([first.to_dict() | {"seconds": 0.0}, again.to_dict() | {"seconds": 0.0}]))
+
+
+@pytest.mark.slow
+def test_a_journal_knows_the_weights_however_they_are_sharded(tmp_path: Path) -> None:
+    ranks = results(2, "continued", str(tmp_path), module=HERE)
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0] == ranks[0][1]
+    from hf_geosharp.sharpness.journal import Journal
+
+    (file,) = tmp_path.glob("journal-*.jsonl")
+    header = json.loads(file.read_text().splitlines()[0])
+    from hf_geosharp.sharpness.journal import digest
+
+    model = bert().double()
+    weights = sorted((n, p) for n, p in model.named_parameters())
+    buffers = [(f"buffer {n}", b) for n, b in model.named_buffers()]
+    assert header["weights"] == digest([*weights, *buffers])
+    assert Journal(tmp_path, {k: v for k, v in header.items() if k not in ("format", "schema")}).files
+
+
+class Fails(nn.Module):
+    """Fails on the second process only, after some passes, in the middle of a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = TinyAttention()
+        self.count = 0
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        self.count += 1
+        if self.count > 4 and dist.get_rank() == 1:
+            raise ModelError("the fifth pass")
+        return self.model(x, labels)
+
+
+def failing(what: str) -> None:
+    dist.init_process_group("gloo")
+    model, options, data = sharded(Fails()), {}, attention_data()
+    if what == "nan":
+        with torch.no_grad():
+            rows = model.model.q.weight.to_local()
+            rows[: dist.get_rank()] = float("nan")
+    if what == "world":
+        options = {"world": World()}
+    if what == "auto":
+        options = {"micro_batch": "auto"}
+    before = state(model)
+    try:
+        score(model, [data], steps=6, metric="adaptive", reproducibility=False, **options)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        intact = what == "nan" or same(before, state(model))
+        print(json.dumps([message, intact]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("pass", r"ModelError: (rank 1: )?the fifth pass"),
+        ("nan", r"ModelError: model.q.weight has 3 NaN or infinite entries out of 6"),
+        ("world", r"UsageError: the weights are sharded over 2 processes.*leave world= out"),
+        ("auto", r"UsageError: the model is sharded over processes.*micro_batch 'auto' \(give a number"),
+    ],
+)
+def test_a_failure_is_everyone_s_and_the_rows_come_back(what: str, message: str) -> None:
+    done = finished(launch(2, "failing", what, module=HERE))
+    for _, out, err in done:
+        told, intact = json.loads(out.splitlines()[-1]) if out.strip() else (err, True)
+        assert re.search(message, told), (told, err)
+        assert intact
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(model: Any, match: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=match):
+        score(model, [attention_data()], steps=1)
+
+
+def test_what_cannot_be_scored_is_refused_by_name(world: None) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    refused(sharded(TinyAttention().float(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), "param_dtype")
+    refused(sharded(TinyAttention().to(torch.bfloat16)), r"q.weight is sharded in torch.bfloat16.*before fully_shard")
+    refused(sharded(TinyAttention().to("meta")), r"weight is on meta, not on cpu: load its weights")
+    part = TinyAttention()
+    fully_shard(part.q, mesh=mesh)
+    refused(part, r"k.weight is not sharded, but other parameters are")
+    model = sharded(TinyAttention())
+    model.set_requires_gradient_sync(False)
+    refused(model, "does not reduce its gradients")
+    model.set_requires_gradient_sync(True)
+    score(model, [attention_data()], steps=1, metric="adaptive")
+    refused(
+        fully_shard(TinyAttention(), mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))), "2 dimension"
+    )
+    from torch.distributed.tensor import distribute_module
+
+    refused(distribute_module(TinyAttention(), mesh), r"is sharded as .*only what fully_shard")
+    with pytest.raises(UnsupportedModelError, match=r"needs torch\.float64"):
+        score(sharded(TinyAttention().float()), [attention_data()], steps=1, dtype="float64")
+    with pytest.raises(UsageError, match=r"no per 'layer'"):
+        score(sharded(TinyAttention()), [attention_data()], steps=1, per="layer")
+
+
+def test_a_plain_model_has_no_shards_and_keeps_its_class() -> None:
+    model = TinyAttention()
+    assert Shards.of(model) is None
+    assert written_class(model) is TinyAttention
+
+
+def test_a_plain_copy_is_the_model_as_it_was_written(world: None) -> None:
+    original = gpt2()
+    model = sharded(gpt2())
+    data = gpt2_batches(1)[0]
+    expected = original(**data).loss
+    assert torch.equal(model(**data).loss, expected)
+    shards = Shards.of(model)
+    assert shards is not None
+    assert written_class(model) is type(original)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy = shards.plain(True)
+    assert shards.plain(False) is None
+    assert copy is not None
+    assert type(copy) is type(original)
+    assert [type(m) for m in copy.modules()] == [type(m) for m in original.modules()]
+    assert copy.lm_head.weight is copy.transformer.wte.weight
+    assert same(dict(copy.named_parameters()), dict(original.named_parameters()))
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in copy.modules())
+    assert torch.equal(copy(**data).loss, expected)
+    # The model itself still is sharded, and runs.
+    assert type(model).__name__.startswith("FSDP")
+    assert torch.equal(model(**data).loss, expected)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    globals()[sys.argv[1]](*sys.argv[2:])
