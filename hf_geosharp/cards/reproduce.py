@@ -63,6 +63,8 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
     yield from ("--steps", str(result.steps), "--seed", str(result.seed))
     if result.mode == "average":
         yield "--average"
+    elif result.ascent != "secant":  # the default
+        yield from ("--ascent", result.ascent)
     if result.params != "all":
         yield from ("--params", result.params)
     if "adaptive" in result.baselines:

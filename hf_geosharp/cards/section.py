@@ -37,14 +37,14 @@ _BALL = {
 _CASES = {
     "worst": (
         "The largest rise of the mean loss of a batch that a perturbation of the weights of length at most ρ can "
-        "cause, as found by {steps} steps of gradient ascent (a lower bound of the maximum); the mean over {count} of "
-        "{size} samples."
+        "cause, as found by {search} (a lower bound of the maximum); the mean over {count} of {size} samples."
     ),
     "average": (
         "The mean rise of the mean loss of a batch under {steps} random perturbations of the weights of length about "
         "ρ; the mean over {count} of {size} samples."
     ),
 }
+_SEARCHES = {"secant": "a secant ascent of at most {steps} steps", "apgd": "{steps} steps of Auto-PGD"}
 
 
 @lru_cache
@@ -172,7 +172,8 @@ def _case(result: SharpnessResult) -> str:
     count = len(result.per_batch)
     text = _CASES.get(result.mode, _CASES["worst"])
     batches = f"{count} batches" if count != 1 else "1 batch"
-    return text.format(steps=result.steps, count=batches, size=result.batch_size)
+    search = _SEARCHES.get(result.ascent, "an ascent of at most {steps} steps").format(steps=result.steps)
+    return text.format(steps=result.steps, search=search, count=batches, size=result.batch_size)
 
 
 def _settings(result: SharpnessResult) -> Iterator[tuple[str, str]]:

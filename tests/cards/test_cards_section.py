@@ -10,6 +10,7 @@ import pytest
 
 from hf_geosharp.cards import card, section
 from hf_geosharp.cards.reproduce import command
+from hf_geosharp.sharpness.estimate import ASCENTS
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Reproducible
 from tests.cards.results import COMMIT, MODEL, make_result
 
@@ -52,6 +53,20 @@ def test_the_command_takes_the_same_score() -> None:
         "baselines": True, "labels": "data", "dtype": "float32", "revision": COMMIT,
     }  # fmt: skip
     assert {name: params[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("ascent", ASCENTS)
+@pytest.mark.parametrize("params", ["all", "lora"])
+def test_the_command_climbs_in_the_same_way_with_the_same_weights(ascent: str, params: str) -> None:
+    given = arguments(command(make_result(ascent=ascent, params=params), MODEL))
+    assert (given["ascent"], given["params"]) == (ascent, params)
+
+
+@pytest.mark.parametrize(
+    ("ascent", "words"), [("secant", "by a secant ascent of at most 20 steps"), ("apgd", "by 20 steps of Auto-PGD")]
+)
+def test_the_ascent_is_named(ascent: str, words: str) -> None:
+    assert words in section.render(make_result(ascent=ascent), MODEL)
 
 
 def test_the_command_of_local_files_names_no_folder() -> None:
