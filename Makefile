@@ -13,9 +13,12 @@ RUN := $(VENV)/.run
 DEV := $(VENV)/.dev
 DEMOS := $(VENV)/.demos
 BENCH := $(VENV)/.bench
+PEERS := $(VENV)/.peers
+ZOO := $(VENV)/.zoo
 OLDEST_DEV := $(OLDEST)/.dev
 
-.PHONY: help demo test test-fast test-oldest lint types bench radius twins diagonal orbit architectures cards demos clean
+.PHONY: help demo test test-fast test-oldest lint types bench radius twins diagonal orbit architectures \
+	zoo-image zoo-text zoo-finetune cards demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -25,13 +28,13 @@ demo: $(RUN) ## score the shipped demo model on its shipped data
 	$(BIN)/hf-geosharp score
 
 test: $(DEV) ## the whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-fast: $(DEV) ## the test suite without what takes long
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 test-oldest: $(OLDEST_DEV) ## the whole test suite with the oldest supported transformers
-	$(OLDEST)/bin/python -m pytest -n $(WORKERS)
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
 
 lint: $(DEV) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -56,8 +59,8 @@ for name in sorted(folders):
 endef
 export LINK_PACKAGES
 
-bench: $(DEV) ## the cost of geometry per step, and peak memory
-	$(BIN)/python benchmarks/geometry_cost.py
+bench: $(PEERS) ## what a score costs, beside other measures (about 12 minutes)
+	$(BIN)/python -m benchmarks.bench
 
 radius: $(BENCH) ## the score of the demos by radius: what the default radii were chosen from
 	$(BIN)/python benchmarks/radius.py --json benchmarks/data/radius.json
@@ -73,6 +76,15 @@ orbit: $(BENCH) ## every measure on the demos along their orbits
 
 architectures: $(DEV) ## every model type of transformers: what is found, and the proof
 	$(BIN)/python benchmarks/architectures.py
+
+zoo-image: $(ZOO) ## a zoo of small vision transformers: trained, measured, what goes with what
+	$(BIN)/python -m benchmarks.zoo image
+
+zoo-text: $(ZOO) ## a zoo of small BERTs
+	$(BIN)/python -m benchmarks.zoo text
+
+zoo-finetune: $(ZOO) ## a zoo of fine-tunes of one small BERT
+	$(BIN)/python -m benchmarks.zoo finetune
 
 cards: $(BENCH) ## the demo models' cards, from scores taken now
 	for name in digits-vit vader-bert; do \
@@ -101,6 +113,20 @@ $(DEV): $(RUN)
 
 $(BENCH): $(RUN)
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e ".[bench]"
+	touch $@
+
+# What the costs are compared with, without what it asks for: that would change what is measured. What cannot be
+# installed is left out, and the page says so.
+$(PEERS): $(BENCH)
+	for name in scipy PyHessian hessian-eigenthings curvlinops-for-pytorch backpack-for-pytorch einconv einops \
+	  linear_operator jaxtyping wadler_lindig opt_einsum unfoldNd; do \
+	  $(BIN)/python $(PIP_INSTALL) --no-deps -c constraints.txt $$name || echo "$$name is left out"; done
+	touch $@
+
+# What measures other things on the zoos; pinned by old versions of what is here.
+$(ZOO): $(BENCH)
+	$(BIN)/python $(PIP_INSTALL) -c constraints.txt scikit-learn scipy
+	$(BIN)/python $(PIP_INSTALL) --no-deps curvlinops-for-pytorch==3.0.1 weightwatcher==0.7.7 powerlaw==2.0.0
 	touch $@
 
 $(DEMOS): $(RUN)

@@ -96,6 +96,7 @@ def equality(device: str, samples: int = 64) -> list[Row]:
     rows = []
     for title, model, batch in _small(samples):
         for ascent in ASCENTS:
+            say(f"equality: {title}, {ascent}")
             settings = Settings(ascent=ascent, reproducibility=False)
             here = estimate(model, [batch], settings).geodesic_sharpness
             there = estimate(copy.deepcopy(model).to(device), [batch], settings).geodesic_sharpness
@@ -187,6 +188,7 @@ def run(device: str, cases: tuple[Case, ...], minutes: float = 8.0) -> dict[str,
         if time.perf_counter() - start > 60 * minutes:
             left_out[case.title] = f"{minutes:g} minutes were over"
             continue
+        say(case.title)
         try:
             rows += cost(case, device)
         except (ModelError, RuntimeError, MemoryError) as error:
@@ -200,6 +202,11 @@ def run(device: str, cases: tuple[Case, ...], minutes: float = 8.0) -> dict[str,
         "agreement": AGREEMENT, "equal": all(r["difference"] <= AGREEMENT for r in same), "equality": same,
         "rows": rows, "left_out": left_out, "seconds": time.perf_counter() - start,
     }  # fmt: skip
+
+
+def say(text: str) -> None:
+    """What is being done, beside the table."""
+    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def name_of(device: str) -> str:

@@ -52,7 +52,7 @@ def test_the_data_are_of_a_whole_run() -> None:
 # ----------------------------------------------------------------------------------------------------- extrapolation
 
 
-@pytest.mark.parametrize(("model", "billions"), zip(MODELS, (6.738, 68.977), strict=True))
+@pytest.mark.parametrize(("model", "billions"), list(zip(MODELS, (6.738, 68.977), strict=True)))
 def test_the_parameters_are_those_that_are_published(model: Model, billions: float) -> None:
     assert model.parameters / 1e9 == pytest.approx(billions, rel=1e-3)
 

@@ -18,7 +18,8 @@ SETUPS = (
     "with-failing", "with-raising", "with-overridden",
 )  # fmt: skip
 
-pytestmark = pytest.mark.slow
+# In one worker: the trainings are done once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two processes that train")]
 
 
 @pytest.fixture(scope="module")

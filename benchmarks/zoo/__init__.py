@@ -1,0 +1,1 @@
+"""Does sharpness predict on zoos of small transformers that were trained here; see ``python -m benchmarks.zoo -h``."""

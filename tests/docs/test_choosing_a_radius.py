@@ -1,0 +1,77 @@
+"""The page about radii: its snippet runs, its commands parse, its table is that of the measured data."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hf_geosharp.cli import main
+from hf_geosharp.sharpness.estimate import DEFAULT_RHO
+from tests.docs.page import fenced
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "choosing-a-radius.md").read_text(encoding="utf-8")
+DEMOS = ("digits-vit", "vader-bert")
+
+
+def growth_table() -> str:
+    rows = json.loads((ROOT / "benchmarks" / "data" / "radius.json").read_text(encoding="utf-8"))
+    held = {(r["metric"], r["rho"], r["model"].removeprefix("demo:")): r for r in rows}
+    heads = ["metric, ρ", *(f"{demo}: {what}" for demo in DEMOS for what in ("rise", "growth"))]
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (2 * len(DEMOS))]
+    for metric, rho in dict.fromkeys(key[:2] for key in held):
+        cells = [f"**{metric} {rho:g}**" if rho == DEFAULT_RHO[metric] else f"{metric} {rho:g}"]
+        for demo in DEMOS:
+            r = held[metric, rho, demo]
+            cells += [f"{r['score'] / r['base_loss']:.2g}", "" if r["growth"] is None else f"{r['growth']:.1f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@pytest.mark.slow
+def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = fenced(PAGE, "python")
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "docs/choosing-a-radius.md", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    rises = [float(line.split("rise ")[1].split()[0]) for line in lines]
+    assert rises == sorted(rises)
+    assert names["result"].rho == 0.1
+
+
+def test_the_commands_parse() -> None:
+    lines = [line.removeprefix("$ hf-geosharp ") for block in fenced(PAGE, "console") for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        name, *options = shlex.split(line)
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        command.make_context(name, options, parent=click.Context(main))
+
+
+def test_the_table_is_that_of_the_measured_data() -> None:
+    found = re.search(r"<!-- growth-table -->\n(.*?)\n<!-- /growth-table -->", PAGE, flags=re.DOTALL)
+    assert found is not None
+    assert found[1] == growth_table()
+
+
+def test_the_defaults_that_are_named_are_the_defaults() -> None:
+    found = re.search(r"The defaults \((.*?)\)", PAGE, flags=re.DOTALL)
+    assert found is not None
+    assert found[1] == (
+        f"`inv` {DEFAULT_RHO['inv']:g}, `mix` {DEFAULT_RHO['mix']:g}, `adaptive` and `euclidean` "
+        f"{DEFAULT_RHO['adaptive']:g}"
+    )
+    assert DEFAULT_RHO["adaptive"] == DEFAULT_RHO["euclidean"]
+
+
+def test_files_that_are_named_exist() -> None:
+    for path in re.findall(r"`((?:tests|benchmarks|hf_geosharp)/[\w./]*)`", PAGE):
+        assert (ROOT / path).exists(), path
