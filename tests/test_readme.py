@@ -196,3 +196,27 @@ def test_the_count_of_families_is_that_of_the_table() -> None:
     agree = len(TABLE) - len(LESS)
     assert f"Of {len(TABLE)} families and variants whose groups were worked out by hand, {agree} agree" in text
     assert {str(row) for row in TABLE} >= LESS
+
+
+def cost_table() -> str:
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in json.loads((ROOT / "benchmarks" / "data" / "bench.json").read_text())["geometry"]["steps"]:
+        if row["geodesic"] == "second":
+            rows.setdefault((row["case"], row["ascent"]), {})[row["metric"]] = row
+    cells = []
+    for (case, ascent), by_metric in rows.items():
+        seconds = sum(r["pass_seconds"] for r in by_metric.values()) / len(by_metric)
+        shares = [f"{100 * by_metric[m]['ratio']['median']:.2g} %" for m in ("inv", "mix")]
+        cells.append(f"| {case} | {ascent} | {seconds:.2g} s | {' | '.join(shares)} |")
+    head = "| model, batch | ascent | forward + backward | rest of a step, `inv` | `mix` |"
+    return "\n".join([head, "| --- | --- | ---: | ---: | ---: |", *cells])
+
+
+def test_the_costs_are_those_that_were_measured() -> None:
+    assert f"<!-- cost-table -->\n{cost_table()}\n" in README
+    memory = json.loads((ROOT / "benchmarks" / "data" / "bench.json").read_text())["memory"]
+    times = {(r["model"], r["ascent"]): r["times"] for r in memory}
+    secant, reference = times["BERT-base", "secant"], times["BERT-base", "apgd"]
+    text = " ".join(README.split())
+    assert f"is {secant:.1f} times the float32 parameters of BERT-base ({reference:.1f} with `--ascent apgd`)" in text
+    assert all(9.5 < value < 11 for (model, _), value in times.items() if model.startswith("Llama"))
