@@ -54,6 +54,7 @@ def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
     def find(x: Node) -> Node:
         root.setdefault(x, x)
         while root[x] != x:
+            root[x] = root[root[x]]  # or chains of thousands of entries are walked over and over
             x = root[x]
         return x
 

@@ -134,10 +134,11 @@ def _degree(writer: Linear, reader: Linear, features: range) -> int:
     across = tangent.movedim(writer.axis, -1)
     across[..., list(features)] = y.detach().movedim(writer.axis, -1)[..., list(features)] * t
     dummy = torch.zeros_like(x).requires_grad_()
-    (back,) = torch.autograd.grad(x, y, dummy, create_graph=True, allow_unused=True)
-    if back is None:
+    try:
+        (back,) = torch.autograd.grad(x, y, dummy, create_graph=True, allow_unused=True)
+        moved = None if back is None else torch.autograd.grad(back, dummy, tangent, allow_unused=True)[0]
+    except RuntimeError:  # a function between them that cannot be differentiated twice: no product with a number
         return 0
-    (moved,) = torch.autograd.grad(back, dummy, tangent, allow_unused=True)
     if moved is None:
         return 0
     expected = (x.detach().movedim(reader.source_axis, -1) * t).movedim(-1, reader.source_axis)

@@ -297,3 +297,19 @@ def test_a_limit_that_these_inputs_do_not_reach_is_seen(limit: float, found: int
     model = nn.Sequential(Clamped(limit)).double()
     batch = {"input": torch.randn(3, 8, dtype=torch.float64)}
     assert len([p for p in find_symmetries(model, batch).pairs if p.kind == "mlp"]) == found
+
+
+class Hard(nn.Module):
+    """Behind a function whose derivative torch cannot differentiate again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(functional.hardsigmoid(self.up(x)))
+
+
+def test_a_function_that_is_differentiable_once_has_no_units() -> None:
+    found = find_symmetries(nn.Sequential(Hard()).double(), {"input": torch.randn(3, 8, dtype=torch.float64)})
+    assert not found.pairs
