@@ -44,7 +44,13 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
                 seeds = [torch.zeros(ports[0].count, dtype=torch.bool), torch.ones(ports[1].count, dtype=torch.bool)]
                 found = couplings(contracted(site.softmax.logits), ports, seeds)
                 edges += [pair for head in found.heads for pair in head]
+                if len(edges) > MAX_EDGES:
+                    return []
     return [_candidates(groups, edges, tensors, scope, families) for groups in _ties(edges)]
+
+
+MAX_EDGES = 1 << 18
+"""Entries of norms meet a few others each; where more meet (tables of positions) there is nothing to exchange."""
 
 
 def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
