@@ -233,7 +233,8 @@ def every_type() -> list[str]:
 def page(records: list[Record]) -> str:
     """The table as a page."""
     counts = Counter(r["status"] for r in records)
-    refuted = sum(bool(r.get("refuted")) for r in records)
+    # What is dead moves nothing, broken or not: that refutes nothing.
+    refuted = sum(any(": dead" not in claim for claim in r.get("refuted") or ()) for r in records)
     lines = [
         "# Architectures",
         "",

@@ -12,7 +12,6 @@ Hessian is what others use to call a model sharp.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import warnings
@@ -20,11 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers.utils import logging
 
 from benchmarks import baseline, subjects
+from benchmarks.alone import alone
 from benchmarks.clock import Job, Sample, paired, ratios, spread
 from benchmarks.subjects import Batch
 from hf_geosharp.sharpness.estimate import Settings, estimate
@@ -222,14 +220,5 @@ def measure(quick: bool = False) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one repeat on one model, to see that it runs")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    measure(arguments.quick)
-
-
 if __name__ == "__main__":
-    main()
+    alone(measure, __doc__, "one repeat on one model, to see that it runs")

@@ -9,13 +9,10 @@ its standard error says how well a power fits, not how it goes on beyond the siz
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-import torch
-from transformers.utils import logging
-
 from benchmarks import subjects
+from benchmarks.alone import alone
 from benchmarks.clock import fit
 from benchmarks.geometry_cost import Run, Timed, timed
 from benchmarks.subjects import Subject
@@ -74,14 +71,5 @@ def measure(quick: bool = False) -> dict[str, Any]:
     return {"base": {**BASE, "width": width, "tokens": TOKENS}, "rows": rows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    measure(arguments.quick)
-
-
 if __name__ == "__main__":
-    main()
+    alone(measure, __doc__, "tiny sizes, to see that it runs")

@@ -9,16 +9,15 @@ large products and in copies, so that seconds can be told in units that other ma
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers.utils import logging
 
 from benchmarks import subjects
+from benchmarks.alone import alone
 from benchmarks.clock import seconds
 from benchmarks.geometry_cost import Run, timed
 
@@ -92,14 +91,5 @@ def measure(quick: bool = False) -> dict[str, Any]:
     return {"head_dimension": HEAD, "rows": rows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny shape, to see that it runs")
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
-    measure(arguments.quick)
-
-
 if __name__ == "__main__":
-    main()
+    alone(measure, __doc__, "a tiny shape, to see that it runs")

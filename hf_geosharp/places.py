@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hf_geosharp.layers import layer_of
+
 OTHERS = "others"
 """What the modules with the smallest shares are called together."""
 
@@ -37,10 +39,11 @@ def share_table(share: Mapping[str, float]) -> ShareTable | None:
     totals: dict[str, float] = {}
     outside = 0.0
     for name, value in share.items():
-        layer = _layer(name)
-        if layer is None:
+        place = layer_of(name)
+        if place is None:
             outside += value
             continue
+        layer, _ = place
         module = _module(name[len(layer) + 1 :])
         sums[layer, module] = sums.get((layer, module), 0.0) + value
         totals[module] = totals.get(module, 0.0) + value
@@ -63,12 +66,6 @@ def natural(name: str) -> list[tuple[int, str]]:
 def starred(name: str) -> str:
     """A dotted name without its numbers, the same for all that differ in nothing else."""
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
-
-
-def _layer(name: str) -> str | None:
-    parts = name.split(".")
-    at = next((place for place, part in enumerate(parts[:-1]) if part.isdecimal()), None)
-    return None if at is None else ".".join(parts[: at + 1])
 
 
 def _module(rest: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.space import Space, Tangent
+from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.chart import Chart, Owned
 from hf_geosharp.symmetry.health import HEADS
 from hf_geosharp.symmetry.pairs import Pair
@@ -179,13 +180,6 @@ def _grouped(chart: Chart, parts: Callable[[Owned], Sequence[Selection]]) -> tup
     ]
     # Heads of one module begin at the same parameter.
     return tuple(s for _, s in sorted(joined, key=lambda item: (item[0], -1 if item[1].head is None else item[1].head)))
-
-
-def layer_of(name: str) -> tuple[str, int] | None:
-    """The outermost numbered module that a parameter lies in, and its number; None if it is in none."""
-    path = name.split(".")
-    at = next((i for i, step in enumerate(path[:-1]) if step.isdecimal()), None)
-    return None if at is None else (".".join(path[: at + 1]), int(path[at]))
 
 
 def _beside(layers: Sequence[str]) -> Callable[[str], str]:

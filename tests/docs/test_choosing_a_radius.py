@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from hf_geosharp.cli import main
 from hf_geosharp.sharpness.estimate import DEFAULT_RHO
-from tests.docs.page import fenced
+from tests.docs.page import fenced, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "choosing-a-radius.md").read_text(encoding="utf-8")
@@ -50,10 +47,7 @@ def test_the_commands_parse() -> None:
     lines = [line.removeprefix("$ hf-geosharp ") for block in fenced(PAGE, "console") for line in block.splitlines()]
     assert lines
     for line in lines:
-        name, *options = shlex.split(line)
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        command.make_context(name, options, parent=click.Context(main))
+        parse(line)
 
 
 def test_the_table_is_that_of_the_measured_data() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import click
 import pytest
 
 from hf_geosharp.cli import main
-from tests.docs.page import fenced
+from tests.docs.page import fenced, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
@@ -38,10 +37,7 @@ def test_the_commands_parse() -> None:
     lines = [line.removeprefix("$ hf-geosharp ") for block in blocks("console") for line in block.splitlines()]
     assert len(lines) == 13
     for line in lines:
-        name, *options = shlex.split(line)
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        command.make_context(name, options, parent=click.Context(main))
+        parse(line)
 
 
 def test_options_and_files_that_are_named_exist() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
-from tests.docs.page import fenced
+from tests.docs.page import fenced, parse
 from tests.test_parallel import finished, launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,10 +49,7 @@ def test_the_commands_parse() -> None:
     for line in lines:
         # Whatever launches it: what follows is the command and its options.
         _, arguments = re.split(r"hf-geosharp |hf_geosharp\.cli ", line, maxsplit=1)
-        name, *options = shlex.split(arguments)
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        command.make_context(name, options, parent=click.Context(main))
+        parse(arguments)
 
 
 def test_options_and_files_that_are_named_exist() -> None:

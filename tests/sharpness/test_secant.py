@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
-from hf_geosharp.geometry.space import Part, Space, Tangent
+from hf_geosharp.geometry.space import Handed, Part, Space, Tangent
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
 from hf_geosharp.sharpness.secant import TOLERANCE, largest_in_ball, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
@@ -158,6 +158,34 @@ def test_what_is_given_is_not_evaluated_again() -> None:
     given = secant(space, evaluate, 1.0, 6, given=(0.0, like(space.zeros(), g.clone())))
     assert len(evaluate.points) - count == count - 1
     assert given.history == plain.history
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_are_handed_over_and_made_again_to_the_last_bit(dtype: torch.dtype) -> None:
+    """While a point is evaluated four vectors and its gradient are held, and the end is one of the points seen."""
+    held: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    seen: list[tuple[float, Tensor]] = []
+    counts: list[int] = []
+    h, g = (x.to(dtype) for x in quadratic(1, 8))
+
+    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+        handed = isinstance(u, Handed)
+        x = (u.taken() if isinstance(u, Handed) else u).flat()
+        assert not (handed and u.pieces)
+        counts.append(len(held))
+        y = x.clone().requires_grad_()
+        value = g @ y + 0.5 * y @ h @ y - 2 * (y**4).sum()
+        out = torch.autograd.grad(value, y)[0]
+        seen.append((float(value.detach()), x.clone()))
+        held.update([out])
+        return seen[-1][0], Tangent((out,))
+
+    climb = secant(plain_space(8, dtype=dtype), evaluate, 2.0, 20)
+    best = max(seen, key=lambda pair: pair[0])
+    assert len(seen) > 4
+    assert torch.equal(climb.u.flat(), best[1])
+    # Gradients of earlier points: those of the best one and of the last step, in which the change lies.
+    assert max(counts) <= 3
 
 
 def test_it_holds_no_more_than_six_tangent_vectors() -> None:

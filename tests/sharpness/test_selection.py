@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import UsageError
+from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.estimate import Progress
 from hf_geosharp.sharpness.result import PartScore
-from hf_geosharp.sharpness.selection import Selection, heads_of, layer_of, selections
+from hf_geosharp.sharpness.selection import Selection, heads_of, selections
 from hf_geosharp.symmetry.find import find_symmetries
 from tests.families import batch_of, build
 from tests.sharpness.tiny import bert, bert_batches, randomise

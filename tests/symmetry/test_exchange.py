@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry import SymmetryMap, exchange, find_symmetries
 from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import HEAD, TOKENS, Normed, Residual, half, inputs, interleaved
 
@@ -156,3 +157,12 @@ def test_exchanges_of_two_layers_are_two_claims() -> None:
         p.module for p in find_symmetries(Residual(Normed(), Normed()), inputs()).pairs if p.kind == "qk_norm"
     )
     assert counts == {"parts.0": 1, "parts.1": 1}
+
+
+def test_long_chains_of_ties_are_one_group_and_quick() -> None:
+    """What hangs together entry by entry, from the far end: walked over again for each entry it would take minutes."""
+    size = 50_000
+    started = time.process_time()
+    (alike,) = exchange._ties([((0, i), (0, i + 1)) for i in reversed(range(size))])
+    assert [len(group) for group in alike] == [size + 1]
+    assert time.process_time() - started < 10
