@@ -2,8 +2,9 @@
 
     python -m benchmarks.geometry_cost [--threads 2] [--quick]
 
-A real ascent is timed: its model passes, and all the rest of it, in turn in one process. Ratios are over the median
-pass of the same ascent, and medians over ascents (one for exact geodesics and for BERT-base).
+A real ascent is timed: its model passes, and all the rest of it, in turn in one process. The rest, what it takes to
+begin included, is divided by the number of passes. Ratios are over the median pass of the same ascent, and medians over
+ascents (one for exact geodesics and for BERT-base).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Timed:
-    """One ascent: seconds of a forward and backward pass, of all else a step does, and of both together."""
+    """One ascent: seconds of a forward and backward pass, of all else that comes to one pass, and of the whole."""
 
     one_pass: float
     rest: float
@@ -139,7 +140,7 @@ def ascend(chart: Chart, model: nn.Module, batch: Batch, ascent: str, steps: int
     total = time.perf_counter() - start
     # The first pass warms up.
     one_pass = statistics.median(watch.both[1:] or watch.both)
-    return Timed(one_pass, (total - sum(watch.seconds)) / max(climb.steps, 1), total, climb.steps, climb.rise)
+    return Timed(one_pass, (total - sum(watch.seconds)) / len(watch.seconds), total, climb.steps, climb.rise)
 
 
 def timed(

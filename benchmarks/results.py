@@ -118,9 +118,9 @@ def _geometry(data: Data) -> list[str]:
     ]  # fmt: skip
     return [
         paragraph(
-            "What a step does beside its forward and backward pass: geodesic, pull-back, and the ascent's own vectors "
-            f"(`benchmarks/geometry_cost.py`; random weights). One batch at {data['passes'][0]['steps']} steps at most "
-            f"takes: {passes}."
+            "What an ascent does beside its forward and backward passes, its start included, for each pass: geodesic, "
+            "pull-back, and the ascent's own vectors (`benchmarks/geometry_cost.py`; random weights). One batch at "
+            f"{data['passes'][0]['steps']} steps at most takes: {passes}."
         ),
         markdown(["model, batch", "metric, geodesic, ascent", "pass", "rest of a step", "share of a pass"], rows, 2),
     ]

@@ -16,10 +16,8 @@ from torch import Tensor
 from hf_geosharp.geometry.metrics import Frame, Order, Tensors
 
 _CHUNK = 1 << 18
-"""Entries worked on at a time: what several vectors have of them fits a cache."""
-
-_SUMMED = 1 << 17
-"""Products that are summed in the working precision; sums of sums are in double."""
+"""Entries worked on at a time: what several vectors have of them fits a cache. As many products are summed in the
+working precision; sums of sums are in double."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,28 @@ class Part:
         return tuple(out)
 
 
+@dataclass(frozen=True)
+class Sum:
+    """factor · Σ coefficient · vector, put into ``out``, which is none of the vectors but possibly the first."""
+
+    out: Tangent
+    terms: tuple[tuple[Tangent, float], ...]
+    factor: float = 1.0
+
+    def put(self, part: int, chunk: slice) -> None:
+        """Works out some coordinates of one part."""
+        (first, a), rest = self.terms[0], self.terms[1:]
+        out = self.out.pieces[part][chunk]
+        if first is not self.out:
+            torch.mul(first.pieces[part][chunk], a, out=out)
+        elif a != 1.0:
+            out.mul_(a)
+        for vector, coefficient in rest:
+            out.add_(vector.pieces[part][chunk], alpha=coefficient)
+        if self.factor != 1.0:
+            out.mul_(self.factor)
+
+
 class Space:
     """A point of the quotient with everything needed to leave it: parts, their tangent vectors, the inner product."""
 
@@ -128,16 +148,27 @@ class Space:
         """Each part with its piece of u."""
         return zip(self.parts, u.pieces, strict=True)
 
+    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Tangent, Tangent]] = ()) -> list[float]:
+        """Works out the sums, in this order, then ⟨u, v⟩ of each pair of vectors, all in one walk over the coordinates.
+
+        What several sums and products need is so read from memory once.
+        """
+        found: list[Tensor] = []
+        for i, part in enumerate(self.parts):
+            here = self.place(part) == self.device
+            for start in range(0, part.numel, _CHUNK):
+                chunk = slice(start, start + _CHUNK)
+                for wanted in sums:
+                    wanted.put(i, chunk)
+                dots = [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in products]
+                found += dots if here else [x.to(self.device) for x in dots]
+        if not found:
+            return [0.0] * len(products)
+        return [float(x) for x in torch.stack(found).double().view(-1, len(products)).sum(0).tolist()]
+
     def dots(self, *pairs: tuple[Tangent, Tangent]) -> list[float]:
         """⟨u, v⟩ of each pair of tangent vectors, summed in double precision over chunks."""
-        sums = []
-        for i, part in enumerate(self.parts):
-            for start in range(0, part.numel, _SUMMED):
-                chunk = slice(start, start + _SUMMED)
-                found = [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in pairs]
-                sums += found if self.place(part) == self.device else [x.to(self.device) for x in found]
-        table = torch.stack(sums).double().view(-1, len(pairs)) if sums else torch.zeros(1, len(pairs))
-        return [float(x) for x in table.sum(0)]
+        return self.sweep((), pairs)
 
     def dot(self, u: Tangent, v: Tangent) -> float:
         """⟨u, v⟩."""
@@ -152,14 +183,8 @@ class Space:
         return Tangent(tuple(torch.empty(p.numel, dtype=self.dtype, device=self.place(p)) for p in self.parts))
 
     def combine(self, out: Tangent, *terms: tuple[Tangent, float]) -> Tangent:
-        """out <- Σ coefficient · vector, chunk by chunk; ``out`` is none of the vectors but possibly the first."""
-        (first, a), rest = terms[0], terms[1:]
-        for i, part in enumerate(self.parts):
-            for start in range(0, part.numel, _CHUNK):
-                chunk = slice(start, start + _CHUNK)
-                piece = torch.mul(first.pieces[i][chunk], a, out=out.pieces[i][chunk])
-                for vector, coefficient in rest:
-                    piece.add_(vector.pieces[i][chunk], alpha=coefficient)
+        """out <- Σ coefficient · vector; ``out`` is none of the vectors but possibly the first."""
+        self.sweep((Sum(out, terms),))
         return out
 
     def share(self, u: Tangent) -> dict[str, float]:

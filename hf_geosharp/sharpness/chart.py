@@ -97,17 +97,20 @@ class _Bound:
     def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
         """Gathers both factors into ``outs`` (copies, d, rows) from tensors shaped like the parameters."""
         flat = [_real(x) for x in outs]
+        sources = []
         for link in self.links:
             tensor = tensors[link.parameter]
             if not link.there.fits(tensor):
                 tensor = torch.empty_like(link.tensor).copy_(tensor)
-            link.here.of(flat[link.factor]).copy_(link.there.of(tensor))
+            sources.append(link.there.of(tensor))
+        torch._foreach_copy_([link.here.of(flat[link.factor]) for link in self.links], sources)
 
     def write(self, sources: Sequence[Tensor]) -> None:
         """Scatters both factors, contiguous as (copies, d, rows), into the parameters."""
         flat = [_real(x.resolve_conj()) for x in sources]
-        for link in self.links:
-            target = link.there.of(link.tensor).copy_(link.here.of(flat[link.factor]))
+        targets = [link.there.of(link.tensor) for link in self.links]
+        torch._foreach_copy_(targets, [link.here.of(flat[link.factor]) for link in self.links])
+        for link, target in zip(self.links, targets, strict=True):
             if link.shift:
                 target -= link.shift
 
@@ -174,7 +177,10 @@ class _Bundle:
 
     def take(self, of: Callable[[str], Tensor]) -> Tensor:
         """Their entries (1, n) of the tensors that ``of`` gives for their names."""
-        return torch.cat([item.take(of) for item in self.items], dim=1)
+        taken = [item.take(of) for item in self.items]
+        out = taken[0].new_empty(1, sum(x.numel() for x in taken))
+        torch._foreach_copy_(out.split([x.numel() for x in taken], dim=1), taken)
+        return out
 
     def put(self, value: Tensor) -> None:
         """Writes their entries (1, n)."""
@@ -253,8 +259,8 @@ class Chart:
             self._wide.clear()
         self.space = self._space_of(parts)
         self._whole = (self.space, self._loose)
-        self._ends: list[EndPoint] | None = None
-        """None where the model does not hold a point of the space."""
+        self._ends: Sequence[EndPoint | None] | None = None
+        """The way back from the point of the space that the model holds."""
 
     def _space_of(self, parts: Sequence[Part]) -> Space:
         """The space that these parts make, of what is in :attr:`_loose`."""
@@ -266,9 +272,14 @@ class Chart:
         """Every parameter is in reach again: undoes :meth:`focus`, and puts the base point into the model."""
         # What is out of focus has stayed at the base point.
         self.write(self.space.zeros())
-        if self.space is not self._whole[0]:
-            self.space, self._loose = self._whole
-            self._ends = None
+        self._change(*self._whole)
+
+    def _change(self, space: Space, loose: list[Loose | _Bundle]) -> None:
+        """Goes on with other loose parts, while the model holds the base point. The new ones have no end point yet."""
+        assert self._ends is not None
+        known = dict(zip(map(id, self.space.parts), self._ends, strict=True))
+        self.space, self._loose = space, loose
+        self._ends = [known.get(id(part)) for part in space.parts]
 
     @torch.no_grad()
     def focus(self, rows: Mapping[str, Tensor]) -> None:
@@ -278,6 +289,7 @@ class Chart:
         where they are; without them steps are as much shorter. To be called at the base point with the gradients of
         the batch in place: a parameter that has a gradient in other rows (for it is used elsewhere too) keeps them.
         """
+        assert self.space is self._whole[0], "widen comes first"
         space, loose = self._whole
         found: dict[str, bool] = {}
         for item in loose:
@@ -297,10 +309,16 @@ class Chart:
                 theta = frame.theta.view(item.leaf.tensor.shape)[wanted].view(1, -1)
                 parts[count + i] = replace(part, frame=type(frame)(theta, frame.scale), shapes=(tuple(theta.shape),))
         if narrow:
-            self._loose = kept
-            self.space = self._space_of(parts)
-        if self._ends is None or self.space is not space:
-            self.write(self.space.zeros())
+            self._change(self._space_of(parts), kept)
+        assert self._ends is not None
+        self._ends = [self._start(p) if e is None else e for p, e in zip(self.space.parts, self._ends, strict=True)]
+
+    def _start(self, part: Part) -> EndPoint:
+        """Where a part is at u = 0."""
+        zero = torch.zeros(part.numel, dtype=self.space.dtype, device=self.space.place(part))
+        end = part.frame.geodesic(part.split(zero), part.order)
+        end.point = ()
+        return end
 
     def _narrowed(self, found: Mapping[str, bool]) -> set[str]:
         """Of the parameters that rows are known of, those whose gradient lies in these rows alone."""
@@ -422,7 +440,7 @@ class Chart:
         the chart's.
         """
         u = u.taken() if isinstance(u, Handed) else u
-        self._ends = []
+        self._ends, ends = None, []
         for i, (part, piece) in enumerate(self.space.slices(u)):
             if i < len(self._batches):
                 end = part.frame.geodesic(part.split(piece), order or part.order)
@@ -435,7 +453,8 @@ class Chart:
                 if target is None:
                     item.put(end.point[0])
             end.point = ()
-            self._ends.append(end)
+            ends.append(end)
+        self._ends = ends
 
     @torch.no_grad()
     def pull(self) -> Tangent:
@@ -446,12 +465,14 @@ class Chart:
         count = len(self._batches)
         gradients = {n: self._borrowed.leaves[n].gradient() for n in self._paired}
         assert self._ends is not None
+        ends = [end for end in self._ends if end is not None]
+        assert len(ends) == len(self._ends), "focus comes before pull"
         loose = []
-        for end, item in zip(self._ends[count:], self._loose, strict=True):
+        for end, item in zip(ends[count:], self._loose, strict=True):
             row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
             loose.append(end.pullback((row,), out=(row,))[0].view(-1))
         pieces = []
-        for part, end, bound in zip(self.space.parts, self._ends, self._bound, strict=False):
+        for part, end, bound in zip(self.space.parts, ends, self._bound, strict=False):
             covector = [
                 torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.place(part))
                 for s in part.shapes

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_geosharp.geometry.space import Handed, Space, Tangent
+from hf_geosharp.geometry.space import Handed, Space, Sum, Tangent
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 
 TOLERANCE = 2e-3
@@ -105,8 +105,9 @@ def secant(
     counted = [loss - base]
     """Without points that had no finite loss: of them nothing follows."""
     for k in range(1, steps + 1):
-        point = walk.next(generator)
-        if point is None or settled(counted, walk.promise, walk.noise):
+        promise = walk.plan()
+        point = None if settled(counted, promise, walk.noise) else walk.next(promise, generator)
+        if point is None:
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
         good = walk.take(*evaluate(point, k < steps))
         del point
@@ -141,10 +142,11 @@ class _Walk:
         self._reach = self._inside
         self._last: _Step | None = None
         self._sigma = self._failed = 0.0
-        self.promise = math.inf
-        """What the model says of the point that was proposed last."""
+        self._model: _Model | None = None
+        """Of what is known now; None until it is asked for."""
+        self._plan = torch.empty(0)
         self._promised = self._length = 0.0
-        """What it would say without σ, and how far the point is from the best one."""
+        """What the model without σ says of the point that is proposed, and how far that is from the best one."""
         self._proposed: Tangent | _Recipe | None = None
 
     @property
@@ -152,24 +154,28 @@ class _Walk:
         """A difference of losses that rounding can make."""
         return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
 
-    def next(self, generator: torch.Generator) -> Tangent | None:
-        """Where the model is largest; None if it promises nothing, unless that is because nothing is known yet."""
-        lost, self.lost = self.lost, False
-        point = None if lost else self._best_of_model()
-        if point is None and (lost or not self.space.dot(self.g, self.g) > 0):
-            return self._anywhere(generator)
-        return point
+    def plan(self) -> float:
+        """Finds where the model is largest; returns what it promises there."""
+        if self.lost:
+            return 0.0
+        if self._model is None:
+            self._model = self._modelled((), (self.u, self.g))
+        self._plan = self._model.largest(self._sigma, self.rho)
+        self._promised, self._length = self._model.gain(self._plan)
+        return self._promised - self._sigma * self._length**2 / 2
 
-    def _best_of_model(self) -> Tangent | None:
-        model = _Model(self.space, self.u, self.g, self._last, self.noise)
-        z = model.largest(self._sigma, self.rho)
-        self._promised, self._length = model.gain(z)
-        self.promise = self._promised - self._sigma * self._length**2 / 2
-        if self.promise <= 0 or self._length <= self.rho - self._inside:
-            return None
-        recipe = model.recipe(z)
-        point = recipe.make(self.space, self.space.empty())
-        size = self.space.norm(point)
+    def next(self, promise: float, generator: torch.Generator) -> Tangent | None:
+        """The planned point; None if it promises nothing, unless that is because nothing is known yet."""
+        lost, self.lost = self.lost, False
+        if not lost and promise > 0 and self._length > self.rho - self._inside:
+            return self._make()
+        return self._anywhere(generator) if lost or not self.space.dot(self.g, self.g) > 0 else None
+
+    def _make(self) -> Tangent:
+        assert self._model is not None
+        recipe = self._model.recipe(self._plan)
+        point = self.space.empty()
+        size = math.sqrt(self.space.sweep((recipe.sum(point),), ((point, point),))[0])
         if size > self._inside:
             recipe = replace(recipe, factor=self._inside / size)
             point.mul_(recipe.factor)
@@ -180,17 +186,9 @@ class _Walk:
         """A random point as far away as there were finite losses."""
         point = self.space.random(generator)
         point.mul_(self._reach / self.space.norm(point))
-        self.promise, self._promised, self._length = 0.0, 0.0, self._reach
+        self._promised, self._length = 0.0, self._reach
         self._proposed = self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
         return self._proposed
-
-    def _again(self, out: Tangent | None) -> Tangent:
-        """The point that was proposed last, in the memory of ``out`` if it has to be made once more."""
-        proposed, self._proposed = self._proposed, None
-        assert proposed is not None
-        if isinstance(proposed, Tangent):
-            return proposed
-        return proposed.make(self.space, self.space.empty() if out is None else out)
 
     def take(self, loss: float, g: Tangent | None) -> bool:
         """Goes to the proposed point if it is better, and learns from it; False if nothing finite is known of it."""
@@ -208,23 +206,54 @@ class _Walk:
             most = max(4 * self._sigma, 0.0) or math.inf
             self._sigma = max(RELEASE * self._sigma, min(exact, most), self._failed, 0.0)
             self._failed *= FORGET
+            self._go(loss, g)
         else:
             self._failed = max(self._failed, self._sigma)
             self._sigma = max(2 * self._sigma, exact)
-        last = self._last
-        if rise > 0:
-            point = self._again(None if last is None else last.s)
-            if g is not None:
-                self._last = _Step(self._between(point, self.u), self._between(g, self.g), -rise)
-                self.g = g
-            self.u, self.loss = point, loss
-        elif last is None and g is not None:
-            self._last = _Step(self._between(self.u, self._again(None)), self._between(self.g, g), rise)
+            if self._last is None and g is not None:
+                other, made = self._again(None)
+                self._learn(made, self.g, other, g, rise)
         return True
 
-    def _between(self, origin: Tangent, other: Tangent) -> Tangent:
-        """other - origin, in the memory of ``other``."""
-        return self.space.combine(other, (other, 1.0), (origin, -1.0))
+    def _go(self, loss: float, g: Tangent | None) -> None:
+        """The proposed point, with gradient g, is the best one now."""
+        point, made = self._again(None if self._last is None else self._last.s)
+        left, fall = self.u, self.loss - loss
+        self.u, self.loss = point, loss
+        if g is None:
+            self.space.sweep(made)
+        else:
+            # What was left, and the gradient there, turn into the step.
+            self._learn(made, g, left, self.g, fall)
+            self.g = g
+
+    def _again(self, out: Tangent | None) -> tuple[Tangent, tuple[Sum, ...]]:
+        """The point that was proposed last, and how it is made once more if it has to be, in the memory of ``out``."""
+        proposed, self._proposed = self._proposed, None
+        assert proposed is not None
+        if isinstance(proposed, Tangent):
+            return proposed, ()
+        point = self.space.empty() if out is None else out
+        return point, (proposed.sum(point),)
+
+    def _learn(self, made: tuple[Sum, ...], g: Tangent, other: Tangent, gradient: Tangent, rise: float) -> None:
+        """Keeps the step from the best point, with gradient g, to another one that is higher by ``rise``.
+
+        It takes the memory of that point and its gradient. ``made`` is what has to be worked out before.
+        """
+        self._last = _Step(other, gradient, rise)
+        steps = (Sum(a, ((a, 1.0), (b, -1.0))) for a, b in ((other, self.u), (gradient, g)))
+        self._model = self._modelled((*made, *steps), (self.u, g, other, gradient))
+
+    def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> _Model:
+        """What is known once these sums are worked out."""
+        gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+        rows, columns = torch.triu_indices(*gram.shape).tolist()
+        pairs = [(vectors[i], vectors[j]) for i, j in zip(rows, columns, strict=True)]
+        products = torch.tensor(self.space.sweep(sums, pairs), dtype=torch.float64)
+        gram[rows, columns] = gram[columns, rows] = products
+        limit = max(1e-10, 100 * torch.finfo(self.space.dtype).eps)
+        return _Model(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)
 
 
 @dataclass(frozen=True)
@@ -234,41 +263,35 @@ class _Recipe:
     terms: tuple[tuple[Tangent, float], ...]
     factor: float = 1.0
 
-    def make(self, space: Space, out: Tangent) -> Tangent:
+    def sum(self, out: Tangent) -> Sum:
         """The point, the same to the last bit each time."""
-        space.combine(out, *self.terms)
-        return out if self.factor == 1.0 else out.mul_(self.factor)
+        return Sum(out, self.terms, self.factor)
 
 
 class _Model:
     """The quadratic around a point, in an orthonormal basis of the span of the vectors that it is made of."""
 
-    def __init__(self, space: Space, u: Tangent, g: Tangent, last: _Step | None, noise: float) -> None:
-        self.space = space
-        self.vectors = [u, g] if last is None else [u, g, last.s, last.y]
-        gram = self._gram()
-        if last is not None and not _quadratic(gram, last.loss, noise):
-            self.vectors, gram = self.vectors[:2], gram[:2, :2]
+    def __init__(
+        self, vectors: tuple[Tangent, ...], gram: Tensor, limit: float, loss: float | None, noise: float
+    ) -> None:
+        """Of (u, g) or (u, g, s, y) with these inner products; ``loss`` is how much higher it is at the end of s.
+
+        Directions that vectors have in common but for a share of ``limit`` of their squares are left out.
+        """
+        if loss is not None and not _quadratic(gram, loss, noise):
+            vectors, gram = vectors[:2], gram[:2, :2]
+        self.vectors = vectors
         lengths = gram.diagonal().sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         values, axes = torch.linalg.eigh(inverse[:, None] * gram * inverse)
         # Below this the directions of nearly dependent vectors are rounding.
-        kept = values > max(1e-10, 100 * torch.finfo(space.dtype).eps)
+        kept = values > limit
         self.basis = inverse[:, None] * axes[:, kept] / values[kept].sqrt()
         coordinates = self.basis.mT @ gram
         self.center, self.slope = coordinates[:, 0], coordinates[:, 1]
         self.hessian = torch.zeros(len(coordinates), len(coordinates), dtype=torch.float64)
         if len(self.vectors) == 4:
             self.hessian = _curvature(coordinates[:, 2], coordinates[:, 3])
-
-    def _gram(self) -> Tensor:
-        n = len(self.vectors)
-        at = [(i, j) for i in range(n) for j in range(i, n)]
-        gram = torch.zeros(n, n, dtype=torch.float64)
-        products = self.space.dots(*((self.vectors[i], self.vectors[j]) for i, j in at))
-        for (i, j), product in zip(at, products, strict=True):
-            gram[i, j] = gram[j, i] = product
-        return gram
 
     def largest(self, sigma: float, rho: float) -> Tensor:
         """Coordinates of the maximum in the ball."""

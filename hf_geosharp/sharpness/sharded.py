@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.metrics import Order
-from hf_geosharp.geometry.space import Part, Space, Tangent
+from hf_geosharp.geometry.space import Part, Space, Sum, Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry, Loose, batched, free_entries, is_small
@@ -79,9 +79,10 @@ class ShardedSpace(Space):
         """Dimension of the whole horizontal space."""
         return round(self._world.sums([float(super().dimension)], self.device)[0])
 
-    def dots(self, *pairs: tuple[Tangent, Tangent]) -> list[float]:
-        """⟨u, v⟩ of each pair of tangent vectors, over all ranks."""
-        return self._world.sums(super().dots(*pairs), self.device)
+    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Tangent, Tangent]] = ()) -> list[float]:
+        """The rank's part of the sums, and ⟨u, v⟩ of each pair of tangent vectors over all ranks."""
+        here = super().sweep(sums, products)
+        return self._world.sums(here, self.device) if products else here
 
     def random(self, generator: torch.Generator) -> Tangent:
         """A standard Gaussian tangent vector, horizontal: the rank's part of the one that a whole space draws."""

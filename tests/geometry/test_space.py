@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_geosharp.geometry.gauge import canonical
 from hf_geosharp.geometry.metrics import ENTRY_METRICS, PAIR_METRICS
-from hf_geosharp.geometry.space import Part, Space
+from hf_geosharp.geometry.space import Part, Space, Sum
 from tests.oracles import pair_formulas as oracle
 
 N, M, COPIES = 7, 5, 3
@@ -137,6 +137,24 @@ def test_dot_and_norm_are_those_of_the_flat_vectors() -> None:
     u, v = random(s.size), random(s.size, seed=1)
     assert s.dot(s.unflatten(u), s.unflatten(v)) == pytest.approx(float((u * v).sum()), rel=1e-14)
     assert s.norm(s.unflatten(u)) == pytest.approx(float(u.norm()), rel=1e-14)
+
+
+def test_a_sweep_works_out_its_sums_in_order_and_then_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Chunks shorter than the parts, so that each part takes several.
+    monkeypatch.setattr("hf_geosharp.geometry.space._CHUNK", 4)
+    there = space("mix")
+    u, v, w = (there.random(torch.Generator().manual_seed(seed)) for seed in (0, 1, 2))
+    a, b = u.flat(), v.flat()
+    products = there.sweep(
+        (Sum(w, ((u, 0.5), (v, -2.0)), factor=3.0), Sum(u, ((u, 1.0), (w, -1.0))), Sum(v, ((v, 0.25), (u, 1.0)))),
+        ((w, w), (u, v)),
+    )
+    c = 3.0 * (0.5 * a - 2.0 * b)
+    a = a - c
+    b = 0.25 * b + a
+    for found, wanted in zip((w, u, v), (c, a, b), strict=True):
+        torch.testing.assert_close(found.flat(), wanted, rtol=1e-14, atol=1e-14)
+    assert products == pytest.approx([float(c @ c), float(a @ b)], rel=1e-13)
 
 
 def test_the_norm_of_a_long_single_precision_vector_does_not_drift_with_its_length() -> None:
