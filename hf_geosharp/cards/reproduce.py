@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.cards import entry
@@ -14,19 +15,31 @@ if TYPE_CHECKING:
 _COLUMNS = ("text", "text_pair", "image", "label")
 
 
-def command(result: SharpnessResult, model: str) -> str:
-    """Markdown that says how to take the score again; where a command line cannot, that it was taken from Python.
+@dataclass(frozen=True)
+class Recipe:
+    """How to take a score again: the command line, or None where it was taken from Python; and what else to say."""
+
+    line: str | None
+    note: str
+
+    def markdown(self) -> str:
+        """For a card."""
+        return "\n\n".join(text for text in (self.line and f"```console\n$ {self.line}\n```", self.note) if text)
+
+
+def recipe(result: SharpnessResult, model: str) -> Recipe:
+    """How to take the score again, with ``model`` where the result does not name one for all.
 
     All settings are spelled out, so that defaults of another version do not matter. Of local paths only the last part
     is told.
     """
     if not result.data.get("id") or not result.model.get("id"):
-        return "It was taken from Python, on data and with a model of the caller's, by `hf_geosharp.score`."
+        return Recipe(
+            None, "It was taken from Python, on data and with a model of the caller's, by `hf_geosharp.score`."
+        )
     line = shlex.join(["hf-geosharp", "score", _model(result.model, model), *_options(result)])
-    note = ""
-    if result.data.get("labels") == "label map":
-        note = "\n\nA map of labels (`--label-map`) was given as well."
-    return f"```console\n$ {line}\n```{note}"
+    mapped = result.data.get("labels") == "label map"
+    return Recipe(line, "A map of labels (`--label-map`) was given as well." if mapped else "")
 
 
 def _model(identity: Mapping[str, Any], model: str) -> str:
@@ -63,7 +76,7 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
     yield from ("--steps", str(result.steps), "--seed", str(result.seed))
     if result.mode == "average":
         yield "--average"
-    elif result.ascent != "secant":  # the default
+    else:
         yield from ("--ascent", result.ascent)
     if result.params != "all":
         yield from ("--params", result.params)
@@ -73,3 +86,7 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
         yield from ("--labels", "model")
     if result.model.get("dtype") in ("float32", "float64"):
         yield from ("--dtype", str(result.model["dtype"]))
+    for by in dict.fromkeys(part.by for part in result.per):
+        yield from ("--per", by)
+    if result.profile is not None:
+        yield "--profile"

@@ -10,7 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.cards import entry
-from hf_geosharp.cards.reproduce import command
+from hf_geosharp.cards.reproduce import recipe
 from hf_geosharp.errors import CardError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def render(
         curve=_curve(result.curve) if len(result.curve) > 1 else "",
         others=_others(others),
         cautions="".join(f"- {text}\n" for text in _cautions(result)),
-        reproduce=command(result, model),
+        reproduce=recipe(result, model).markdown(),
         versions=", ".join(f"{plain(k)} {plain(v)}" for k, v in result.versions.items()) or "an unknown version",
     )
     return f"{START}\n{text.strip()}\n{END}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from hf_geosharp.cards import entry
-from hf_geosharp.cards.reproduce import command
+from hf_geosharp.cards.reproduce import Recipe, recipe
 from hf_geosharp.cards.section import number
 from hf_geosharp.figures import require
 from hf_geosharp.plots import SIZE, part_interval, part_names
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _TOP_PLACES = 8
 _MOST_ROWS = 200
-_COMMAND = re.compile(r"```console\n\$ (.*?)\n```\s*(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,6 @@ class Shown:
     title: str
     alt: str
     svg: Markup
-
-
-@dataclass(frozen=True)
-class Reproduction:
-    """The command that takes a score again, if one can, and what else there is to say of it."""
-
-    line: str
-    note: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class Chapter:
     on: str
     model: tuple[words.Row, ...]
     data: tuple[words.Row, ...]
-    reproduction: Reproduction
+    recipe: Recipe
 
 
 def render(items: Sequence[Named]) -> str:
@@ -104,7 +95,7 @@ def _chapter(anchor: str, item: Named, *, alone: bool) -> Chapter:
         on=words.on(result.data),
         model=tuple(words.identity(result.model)),
         data=tuple(words.identity(result.data)),
-        reproduction=_reproduction(result),
+        recipe=recipe(result, entry.public_name(result.model)),
     )
 
 
@@ -132,31 +123,13 @@ def _ranking(above: Overview) -> Shown | None:
     return Shown("Ranking", alt, Markup(inline(comparison_figure(above.comparison, SIZE[0]), "ranking", alt)))
 
 
-def _reproduction(result: SharpnessResult) -> Reproduction:
-    text = command(result, entry.public_name(result.model))
-    found = _COMMAND.fullmatch(text)
-    if found is None:
-        return Reproduction("", text.replace("`", ""))
-    line, note = found.groups()
-    return Reproduction(" ".join([line, *_asked_for(result, line)]), note.replace("`", ""))
-
-
-def _asked_for(result: SharpnessResult, line: str) -> Iterator[str]:
-    """What a card does not show, and its command need not ask for."""
-    if "--ascent" not in line and result.mode == "worst":
-        yield f"--ascent {result.ascent}"
-    for by in dict.fromkeys(part.by for part in result.per):
-        yield f"--per {by}"
-    if result.profile is not None:
-        yield "--profile"
-
-
 def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
         "number": number, "interval": words.interval, "percent": words.percent, "breakable": _breakable,
+        "plain": _plain,
     }  # fmt: skip
     return environment.from_string(_file("page.html"))
 
@@ -164,6 +137,11 @@ def _template() -> Template:
 def _breakable(name: str) -> Markup:
     """A dotted name that a narrow screen breaks where its parts end."""
     return Markup("<wbr>").join(re.split(r"(?<=[._/-])(?=.)", name))
+
+
+def _plain(text: str) -> str:
+    """Markdown of a sentence without the marks of code."""
+    return text.replace("`", "")
 
 
 def _file(name: str) -> str:

@@ -9,18 +9,19 @@ import click
 import pytest
 
 from hf_geosharp.cards import card, section
-from hf_geosharp.cards.reproduce import command
+from hf_geosharp.cards.reproduce import Recipe, recipe
 from hf_geosharp.sharpness.estimate import ASCENTS
-from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Reproducible
+from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible
 from tests.cards.results import COMMIT, MODEL, make_result
 
 
-def arguments(text: str) -> dict[str, Any]:
+def arguments(how: Recipe) -> dict[str, Any]:
     """What the command line makes of the command in the text."""
     from hf_geosharp.cli.score import command as score
 
-    line = next(line for line in text.splitlines() if line.startswith("$ "))
-    program, name, *rest = shlex.split(line[2:])
+    assert how.line is not None
+    assert f"$ {how.line}\n" in how.markdown()
+    program, name, *rest = shlex.split(how.line)
     assert (program, name) == ("hf-geosharp", "score")
     context = score.make_context("score", rest)
     assert isinstance(context, click.Context)
@@ -45,7 +46,7 @@ def test_value_interval_settings_and_versions() -> None:
 
 
 def test_the_command_takes_the_same_score() -> None:
-    params = arguments(command(make_result(), MODEL))
+    params = arguments(recipe(make_result(), MODEL))
     expected = {
         "model": MODEL, "data": "nyu-mll/glue", "data_config": "sst2", "split": "train", "task": "text-classification",
         "text_column": "sentence", "label_column": "label", "metric": "inv", "geodesic": "second", "symmetries": "full",
@@ -58,7 +59,7 @@ def test_the_command_takes_the_same_score() -> None:
 @pytest.mark.parametrize("ascent", ASCENTS)
 @pytest.mark.parametrize("params", ["all", "lora"])
 def test_the_command_climbs_in_the_same_way_with_the_same_weights(ascent: str, params: str) -> None:
-    given = arguments(command(make_result(ascent=ascent, params=params), MODEL))
+    given = arguments(recipe(make_result(ascent=ascent, params=params), MODEL))
     assert (given["ascent"], given["params"]) == (ascent, params)
 
 
@@ -75,19 +76,28 @@ def test_the_command_of_local_files_names_no_folder() -> None:
         data={"id": "/secret/it's.csv", "split": "train", "columns": {"text": "a b"}, "labels": "model"},
         mode="average", baselines={}, rho=1e-7, curve=[CurvePoint(1e-7, 0.0125, None, None, None)],
     )  # fmt: skip
-    params = arguments(command(result, "my model"))
+    params = arguments(recipe(result, "my model"))
     assert (params["model"], params["data"], params["text_column"]) == ("./my model", "./it's.csv", "a b")
     assert (params["labels"], params["average"], params["dtype"], params["rho"]) == ("model", True, "float64", (1e-7,))
 
 
-def test_a_score_of_python_has_no_command() -> None:
+def test_a_score_of_python_has_no_recipe() -> None:
     result = make_result(data={"fingerprint": "abc"})
-    assert "by `hf_geosharp.score`" in command(result, MODEL)
+    assert recipe(result, MODEL).line is None
+    assert "by `hf_geosharp.score`" in recipe(result, MODEL).markdown()
     assert "custom data" in section.render(result, MODEL)
 
 
 def test_a_label_map_is_mentioned() -> None:
-    assert "--label-map" in command(make_result(data={"id": "x.csv", "labels": "label map"}), MODEL)
+    how = recipe(make_result(data={"id": "x.csv", "labels": "label map"}), MODEL)
+    assert "--label-map" in how.note
+    assert how.note in how.markdown()
+
+
+def test_the_command_takes_the_parts_and_the_way_as_well() -> None:
+    parts = [PartScore(f"encoder.{i}", "layer", i, None, None, 0.1, 0.01) for i in range(2)]
+    given = arguments(recipe(make_result(per=parts, profile=Profile((0.0, 1.0), (0.0, 0.1), (0.0, 0.1), 0.1)), MODEL))
+    assert (given["per"], given["profile"]) == ("layer", True)
 
 
 @pytest.mark.parametrize(
