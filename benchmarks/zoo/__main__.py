@@ -37,9 +37,8 @@ HERE = Path(__file__).resolve().parents[1]
 ZOOS = {"image": "image", "text": "text", "finetune": "text"}
 """Names, and the data of each."""
 
-ABLATED = 20
+ABLATED = 12
 """Models, the first ones, on which the settings are varied."""
-
 
 ATTEMPTS = 4
 """Recipes tried for each model that is wanted, before it is given up."""
@@ -70,8 +69,8 @@ def run(zoo: str, models: int, work: Path, train_only: bool, ablated: int) -> No
         return model, training_split(data, Recipe(**rows[index]["recipe"]))
 
     journal = Journal(folder / "measured.jsonl")
-    measure(journal, good, read, GRID)
-    measure(journal, good[:ablated], read, ABLATIONS)
+    measure(journal, good, read, [cell.at(zoo) for cell in GRID])
+    measure(journal, good[:ablated], read, [cell.at(zoo) for cell in ABLATIONS])
     names = {"others", *(cell.name for cell in (*GRID, *ABLATIONS))}
     found = [
         model_row(

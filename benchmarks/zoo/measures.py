@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.make_demos import Split, take
 from benchmarks.orbit import gradient_norm, weight_norm
+from benchmarks.zoo.variants import USUAL, VARIANTS
 from hf_geosharp import score
 from hf_geosharp.errors import UsageError
 
@@ -28,22 +29,28 @@ BATCHES, BATCH_SIZE = 1, 128
 """The first training samples, the same of every model; each with the label it was trained on."""
 
 STEPS, DRAWS = 20, 10
+DAMPING = 0.1
+"""Where it is varied."""
+
 HESSIAN_DRAWS = 10
 """Random vectors of the trace."""
 
-RADII: dict[str, tuple[float, ...]] = {
-    "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "adaptive": (0.03, 0.1, 0.3, 1.0, 3.0),
-    "inv": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "mix": (0.003, 0.01, 0.03, 0.1, 0.3),
+RADII: dict[str, dict[str, tuple[float, ...]]] = {
+    "image": {
+        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "adaptive": (0.03, 0.1, 0.3, 1.0, 3.0),
+        "inv": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "mix": (0.003, 0.01, 0.03, 0.1, 0.3),
+    }
 }
+"""Of each zoo and metric: from where the loss is a slope to where it saturates."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting of the score, at all radii of its metric."""
+    """A setting of the score, at all radii of its metric in a zoo (:meth:`at`)."""
 
     metric: str
     order: str = "first"
@@ -52,16 +59,26 @@ class Cell:
     steps: int = STEPS
     batches: int = BATCHES
     batch_size: int = BATCH_SIZE
-
-    @property
-    def radii(self) -> tuple[float, ...]:
-        return RADII[self.metric]
+    damping: float = 0.0
+    variant: str = USUAL
+    radii: tuple[float, ...] = ()
 
     @property
     def how(self) -> dict[str, Any]:
         """All of it, as it is kept beside what was measured."""
         own = {**vars(self), "radii": list(self.radii)}
+        if not self.damping and self.variant == USUAL:
+            del own["damping"], own["variant"]
         return {**own, "steps": DRAWS} if self.mode == "average" else own
+
+    def at(self, zoo: str) -> Cell:
+        """At the radii of a zoo."""
+        return replace(self, radii=RADII[zoo][self.metric])
+
+    @property
+    def usual(self) -> Cell:
+        """The cell of the grid that it varies."""
+        return Cell(self.metric, "second", mode=self.mode)
 
     @property
     def name(self) -> str:
@@ -74,6 +91,8 @@ class Cell:
         words += (
             [f"{self.batches} x {self.batch_size}"] if (self.batches, self.batch_size) != (BATCHES, BATCH_SIZE) else []
         )
+        words += [f"damping {self.damping:g}"] if self.damping and self.variant == USUAL else []
+        words += [self.variant + (f" {self.damping:g}" if self.damping else "")] if self.variant != USUAL else []
         return " ".join(words)
 
 
@@ -91,6 +110,8 @@ GRID = (
 ABLATIONS = (
     *(Cell(metric, order) for metric in PAIRED for order in ("first", "exact")),
     *(Cell(metric, "second", preset="attention") for metric in PAIRED),
+    *(Cell(metric, "second", mode=mode, variant="no projection") for metric in PAIRED for mode in ("worst", "average")),
+    *(Cell(metric, "second", damping=DAMPING, variant=v) for metric in PAIRED for v in (USUAL, "damped as stored")),
     *(Cell(metric, "second", steps=steps) for metric in PAIRED for steps in (5, 60)),
     *(Cell(metric, "second", batches=b, batch_size=m) for metric in PAIRED for b, m in ((4, 32), (4, 128), (1, 512))),
 )
@@ -108,11 +129,11 @@ def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:
     radii = list(cell.radii)
     while radii:
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), VARIANTS[cell.variant]():
                 warnings.simplefilter("ignore")
                 result = score(
                     model, batches, metric=cell.metric, geodesic=cell.order, symmetries=cell.preset, rho=radii,
-                    steps=cell.how["steps"], average=cell.mode == "average",
+                    steps=cell.how["steps"], average=cell.mode == "average", damping=cell.damping,
                     reproducibility=False, verify=False,
                 )  # fmt: skip
         except UsageError:
@@ -175,7 +196,7 @@ def hessian(model: nn.Module, batch: Split) -> tuple[float, float]:
         [(inputs, batch["labels"])], check_deterministic=False, batch_size_fn=count,
     )  # fmt: skip
     start = np.random.default_rng(0).standard_normal(operator.shape[0]).astype(np.float32)
-    top = eigsh(operator.to_scipy(), k=1, which="LA", tol=1e-2, v0=start, return_eigenvectors=False)
+    top = eigsh(operator.to_scipy(), k=1, ncv=10, which="LA", tol=1e-2, v0=start, return_eigenvectors=False)
     trace = hutchinson_trace(operator, HESSIAN_DRAWS)
     return float(top[0]), float(trace)
 

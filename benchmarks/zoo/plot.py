@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.zoo.measures import RADII
-
 SHOWN = ("gap in error", "gap in loss", "error elsewhere")
 _WORST, _AVERAGE = ("#c0504d", "^", "worst case"), ("#1f77b4", "o", "average")
 LINES = {
@@ -25,13 +23,14 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams.update({"svg.hashsalt": "hf-geosharp", "font.size": 10})
+    metrics = result["setting"]["radii"]
     figure, axes = plt.subplots(
-        len(SHOWN), len(RADII), figsize=(9, 2.3 * len(SHOWN) + 0.9), layout="constrained", sharey=True, sharex="col"
+        len(SHOWN), len(metrics), figsize=(9, 2.3 * len(SHOWN) + 0.9), layout="constrained", sharey=True, sharex="col"
     )
     loss = next(row for row in result["rows"] if row["name"] == "training loss")
     labels: dict[str, Any] = {}
     for target, line in zip(SHOWN, axes, strict=True):
-        for metric, axis in zip(RADII, line, strict=True):
+        for metric, axis in zip(metrics, line, strict=True):
             for words, (colour, marker, label) in LINES.items():
                 name = " ".join([metric, words]).strip()
                 own = [row for row in result["rows"] if row["name"] == name]
@@ -51,7 +50,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
             axis.set_ylim(-1, 1)
             axis.spines[["top", "right"]].set_visible(False)
         line[0].set_ylabel(f"τ, {target}")
-    for metric, top, bottom in zip(RADII, axes[0], axes[-1], strict=True):
+    for metric, top, bottom in zip(metrics, axes[0], axes[-1], strict=True):
         top.set_title(metric, fontsize=10)
         bottom.set_xlabel("ρ")
     figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)

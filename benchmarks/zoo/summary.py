@@ -29,7 +29,7 @@ def setting(zoo: str) -> Row:
     return {
         "accuracy": ACCURACY[zoo], "batches": BATCHES, "batch_size": BATCH_SIZE, "steps": STEPS, "draws": DRAWS,
         "hessian_draws": HESSIAN_DRAWS, "permutations": PERMUTATIONS,
-        "radii": {metric: list(radii) for metric, radii in RADII.items()}, "cells": [cell.name for cell in GRID],
+        "radii": {metric: list(radii) for metric, radii in RADII[zoo].items()}, "cells": [cell.name for cell in GRID],
     }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def model_row(trained: Row, found: Mapping[str, Any]) -> Row:
     }  # fmt: skip
 
 
-def figures(models: Sequence[Row], cells: Sequence[Cell] = GRID) -> tuple[dict[str, list[float]], list[Row]]:
+def figures(zoo: str, models: Sequence[Row]) -> tuple[dict[str, list[float]], list[Row]]:
     """Each figure over the models, by a name of its own, and what it is.
 
     A cell and radius at which a model has no score is left out.
@@ -51,7 +51,7 @@ def figures(models: Sequence[Row], cells: Sequence[Cell] = GRID) -> tuple[dict[s
     for name in models[0]["others"]:
         found[name] = [m["others"][name] for m in models]
     rows: list[Row] = [{"name": name} for name in found]
-    for cell in cells:
+    for cell in (cell.at(zoo) for cell in GRID):
         for i, rho in enumerate(cell.radii):
             values = [m["cells"][cell.name][i] for m in models]
             if None not in values:
@@ -62,7 +62,7 @@ def figures(models: Sequence[Row], cells: Sequence[Cell] = GRID) -> tuple[dict[s
 
 def summary(zoo: str, models: Sequence[Row], trained: int) -> Row:
     """Everything that is told of a zoo."""
-    found, rows = figures(models)
+    found, rows = figures(zoo, models)
     targets = {name: [of(m) for m in models] for name, of in TARGETS.items()}
     loss = found["training loss"]
     chances = p_values(found, targets)
@@ -86,15 +86,15 @@ def summary(zoo: str, models: Sequence[Row], trained: int) -> Row:
         "train_loss": [round(f(loss), 4) for f in (min, _median, max)],
         "rise": {cell.name: _rises(models, cell) for cell in GRID},
         "rows": rows,
-        "held_out": _held_out(found, targets),
-        "ablations": ablations(models),
+        "held_out": _held_out(zoo, found, targets),
+        "ablations": ablations(zoo, models),
         "models": list(models),
     }  # fmt: skip
 
 
-def _held_out(found: Mapping[str, Sequence[float]], targets: Mapping[str, Sequence[float]]) -> list[Row]:
+def _held_out(zoo: str, found: Mapping[str, Sequence[float]], targets: Mapping[str, Sequence[float]]) -> list[Row]:
     out = []
-    for cell in GRID:
+    for cell in (cell.at(zoo) for cell in GRID):
         curve = {rho: found[key] for rho in cell.radii if (key := f"{cell.name}, {rho:g}") in found}
         if curve:
             out.append(
@@ -103,17 +103,16 @@ def _held_out(found: Mapping[str, Sequence[float]], targets: Mapping[str, Sequen
     return out
 
 
-def ablations(models: Sequence[Row]) -> list[Row]:
+def ablations(zoo: str, models: Sequence[Row]) -> list[Row]:
     """Settings that only some models were measured at, against the usual one of the same metric on the same models.
 
     At each radius: tau between the two rankings, the median ratio of the scores, and tau with the gap in loss of both.
     """
     out = []
-    for cell in ABLATIONS:
+    for cell in (cell.at(zoo) for cell in ABLATIONS):
         part = [m for m in models if cell.name in m["cells"]]
-        usual = Cell(cell.metric, "second")
         for i, rho in enumerate(cell.radii) if len(part) >= 4 else ():
-            pairs = [(m["cells"][cell.name][i], m["cells"][usual.name][i]) for m in part]
+            pairs = [(m["cells"][cell.name][i], m["cells"][cell.usual.name][i]) for m in part]
             if any(None in pair for pair in pairs):
                 continue
             new, old = zip(*pairs, strict=True)

@@ -151,6 +151,7 @@ def test_a_score_is_taken_at_every_radius_and_grows_with_it() -> None:
     torch.manual_seed(0)
     model = training.build("image", data, 0.0).eval()
     for cell in (Cell("inv", "second", batches=2, batch_size=16), Cell("adaptive", batches=1, batch_size=32)):
+        cell = cell.at("image")
         values = measures.sharpness(model, data.train, cell)
         assert len(values) == len(cell.radii)
         found = [value for value in values if value is not None]
@@ -212,7 +213,7 @@ def test_the_data_are_of_the_settings_in_the_scripts_and_small(path: Path) -> No
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_the_taus_are_scipys_of_the_models(path: Path) -> None:
     result = json.loads(path.read_text(encoding="utf-8"))
-    figures, rows = summary.figures(result["models"])
+    figures, rows = summary.figures(result["zoo"], result["models"])
     assert [row["name"] for row in rows] == [row["name"] for row in result["rows"]]
     for values, row in list(zip(figures.values(), result["rows"], strict=True))[::7]:
         for name, of in summary.TARGETS.items():
