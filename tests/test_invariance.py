@@ -38,6 +38,13 @@ each_casting_family = pytest.mark.parametrize("family", [f for f in FAMILIES if 
 each_order = pytest.mark.parametrize("order", ["first", "second", "exact"])
 
 
+@pytest.fixture(autouse=True)
+def _found_once(request: pytest.FixtureRequest) -> None:
+    """The fast tests find each family's symmetries anew; the slow ones go over the same families many times."""
+    if request.node.get_closest_marker("slow"):
+        request.getfixturevalue("finds_kept")
+
+
 @lru_cache
 def symmetries(name: str, preset: str) -> SymmetryMap:
     """Found in float64; the names and shapes that it moves are those of every dtype."""
