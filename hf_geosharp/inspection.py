@@ -7,28 +7,32 @@ alone. Both answer with an :class:`Inspection`.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
-from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.scoring import make_twin, versions
-from hf_geosharp.sharpness.borrow import Borrowed, borrow
-from hf_geosharp.symmetry.find import PRESETS, find_symmetries
+from hf_geosharp.sharpness.borrow import borrow, check
+from hf_geosharp.symmetry import cache
+from hf_geosharp.symmetry.find import PRESETS, SMALL, find_symmetries
+from hf_geosharp.symmetry.fingerprint import fingerprint, of_batches
 from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
 from hf_geosharp.symmetry.health import health as health_of
-from hf_geosharp.symmetry.inputs import call, synthetic
+from hf_geosharp.symmetry.inputs import Recipe, call, recipe
+from hf_geosharp.symmetry.layouts import registered
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.verify import LARGE, Verified, example_batches
+from hf_geosharp.symmetry.parameters import leaves, widened
+from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.symmetry.views import Axis
 from hf_geosharp.tasks.batches import batches_from, make_batches
@@ -58,9 +62,6 @@ BATCH_FILE = ".safetensors"
 
 _ATTENTION = frozenset({"qk", "vo", "qk_norm"})
 _FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "norm_gain": "scale"}
-_WIDE_LIMIT = 1 << 26
-"""Models of up to this many parameters are inspected in double precision."""
-
 _SAMPLES, _ROWS = 8, 4
 """Samples of a data set that the model is run on, and how many at a time: two batches."""
 
@@ -222,7 +223,9 @@ def inspect(
         preset: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
         verify: False leaves out the proof.
         health: False leaves out the health of the heads.
-        layouts, cached: as for ``find_symmetries``: descriptions of modules that cannot be traced, finds kept on disk.
+        layouts: descriptions of modules that cannot be traced, as for ``find_symmetries``.
+        cached: look in, and add to, what is kept on disk: finds by architecture, whole inspections by the weights
+            (of models all of whose code is a library's).
         progress: told of every stage: "find", "verify", "health".
 
     Raises:
@@ -338,46 +341,81 @@ def _inspect(
     notes: Sequence[str] = (),
 ) -> Inspection:
     """``batches`` are made up if None; ``how`` says where they are from."""
+    wanted.tell("find")
+    digest = _digest(model, wanted, batches) if wanted.cached and not wanted.layouts and not registered() else None
+    known = _known(digest)
+    if known is None:
+        known = _measured(model, identity, wanted, batches, how)
+        if digest is not None:
+            cache.keep(digest, dataclasses.asdict(known))
+    elif wanted.verify:
+        known = replace(known, inputs=f"{how or known.inputs}; proved before on the very same weights")
+    return replace(known, model={**known.model, **identity}, warnings=[*notes, *known.warnings])
+
+
+def _digest(model: nn.Module, wanted: _Wanted, batches: Sequence[Batch] | None) -> str | None:
+    """What an inspection depends on; None where that is not known."""
+    own = None if cache.folder() is None else fingerprint(model)
+    if own is None:
+        return None
+    given = "" if batches is None else of_batches(batches)
+    parts = (SCHEMA, cache.SCHEMA, own, wanted.preset, wanted.verify, wanted.health, given, sorted(versions().items()))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _known(digest: str | None) -> Inspection | None:
+    """An inspection that is kept."""
+    try:
+        data = None if digest is None else cache.recall(digest)
+        return None if data is None else Inspection.from_dict(data)
+    except (DataError, AttributeError):
+        return None
+
+
+def _measured(
+    model: nn.Module, identity: Mapping[str, Any], wanted: _Wanted, batches: Sequence[Batch] | None, how: str
+) -> Inspection:
+    """The inspection of a model that is not known yet."""
     cutoff = cutoff_of(model)  # of the weights as they are stored; they may be wider while borrowed
-    with _borrowed(model) as borrowed:
-        wanted.tell("find")
-        examples = _runnable(borrowed, batches)
-        # On a large model one proof is enough, the one below.
-        large = sum(leaf.tensor.numel() for leaf in borrowed.leaves.values()) > LARGE
+    with _held(model) as held:
+        examples, known = _runnable(held, batches)
+        # One proof is enough, the one below, where another takes its time.
+        slow = held.parameters > SMALL
         found = find_symmetries(
-            borrowed.model, examples[0], preset=wanted.preset, layouts=wanted.layouts, cached=wanted.cached,
-            prove=not (large and wanted.verify),
+            model, examples[0], preset=wanted.preset, layouts=wanted.layouts, cached=wanted.cached,
+            prove=not (slow and wanted.verify),
         )  # fmt: skip
         verified = Verified(found, None, None)
         if wanted.verify:
             wanted.tell("verify")
-            trials = _trials(borrowed, found, examples, made_up=batches is None)
-            verified = prove(borrowed.model, found, trials, each=True)
+            trials = examples
+            if known is not None and found.symmetries:
+                # Of a length that the largest group asks for.
+                trials = _fitted(held, example_batches(model, found, known))
+            verified = prove(model, found, trials, each=True)
         heads: Sequence[HeadHealth] = ()
         if wanted.health:
             wanted.tell("health")
             # Dead pairs are none of the verified, but how they are is what one wants to know.
             refuted = {c.name: "" for c in verified.claims if c.status == "failed"}
-            heads = health_of(borrowed.model, found.without(refuted), cutoff=cutoff)
-        parameters = sum(leaf.tensor.numel() for leaf in borrowed.leaves.values())
-        stored = list(borrowed.stored_dtypes)
-        shapes = {n: tuple(p.shape) for n, p in borrowed.model.named_parameters(remove_duplicate=False)}
-        place = {name: number for number, (name, _) in enumerate(borrowed.model.named_modules())}
+            heads = health_of(model, found.without(refuted), cutoff=cutoff)
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
+    place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     attention = any(p.kind in _ATTENTION for p in found.pairs)
     sites = [_site(s, shapes, *_evidence(s, verified)) for s in (*found.pairs, *found.folds)]
     return Inspection(
-        model={**identity, "parameters": parameters, "stored_dtypes": stored},
+        model={**identity, "parameters": held.parameters, "stored_dtypes": list(held.stored_dtypes)},
         preset=wanted.preset,
         inputs=how or f"{_batches(len(examples))} made up from the config",
         deviation=verified.deviation,
         control=verified.control,
         sites=sorted(sites, key=lambda site: place.get(site.module, len(place))),
-        totals=_totals(parameters, verified.map),
+        totals=_totals(held.parameters, verified.map),
         unrecognised=list(verified.map.unrecognised),
         dropped=list(verified.map.dropped),
         health=sorted(heads, key=lambda head: place.get(head.module, len(place))),
         versions=versions(),
-        warnings=[*notes, *([] if attention else ["no attention symmetry was found in this model"])],
+        warnings=[] if attention else ["no attention symmetry was found in this model"],
     )
 
 
@@ -385,18 +423,32 @@ def _batches(count: int) -> str:
     return f"{count} batch" if count == 1 else f"{count} batches"
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A model while it is inspected: its dtype meanwhile, how many parameters it has, what they are stored in."""
+
+    model: nn.Module
+    dtype: torch.dtype
+    parameters: int
+    stored_dtypes: tuple[str, ...]
+
+
 @contextmanager
-def _borrowed(model: nn.Module) -> Iterator[Borrowed]:
-    """The model, in double precision if it is small: a proof is as sharp as its rounding is small, and as slow."""
+def _held(model: nn.Module) -> Iterator[_Held]:
+    """The model, in double precision if it is small: a proof is as sharp as its rounding is small, and as slow.
+
+    A proof puts back what it moves, so that no copy of the weights is needed here.
+    """
     import torch
 
-    small = sum(p.numel() for p in model.parameters()) <= _WIDE_LIMIT
-    with ExitStack() as stack:
-        with warnings.catch_warnings():
-            # That half precision is widened is no news here: nothing is measured that depends on it.
-            warnings.filterwarnings("ignore", message="half-precision", category=GeosharpWarning)
-            borrowed = stack.enter_context(borrow(model, torch.float64 if small else None))
-        yield borrowed
+    if getattr(model, "hf_quantizer", None) is not None or not all(p.is_floating_point() for p in model.parameters()):
+        check(model)  # which says what is wrong
+    parameters = sum(leaf.tensor.numel() for leaf in leaves(model).values())
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    wide = parameters <= SMALL or dtypes == {torch.float64}
+    dtype = torch.float64 if wide else torch.float32
+    with borrow(model, only=()) as borrowed, widened(model, dtype):
+        yield _Held(model, dtype, parameters, borrowed.stored_dtypes)
 
 
 # -------------------------------------------------------------------------------------------------- example batches
@@ -438,36 +490,33 @@ def _batch_file(path: Path, model: nn.Module) -> Sequence[Batch]:
     return batches_from([batch], model)[0]
 
 
-def _runnable(borrowed: Borrowed, batches: Sequence[Batch] | None) -> list[Batch]:
-    """The batches in the model's dtype and on its device; made up if there are none. The model has run on them all.
+def _runnable(held: _Held, batches: Sequence[Batch] | None) -> tuple[list[Batch], Recipe | None]:
+    """The batches in the model's dtype and on its device, on which it has run.
+
+    Made up if there are none; then how to make others comes with them.
 
     Raises:
         UsageError: it does not run on them; what it lacks is named.
     """
-    model = borrowed.model
-    if batches is not None and not batches:
+    model = held.model
+    if batches is None:
+        try:
+            known = recipe(model)
+        except ValueError as error:
+            raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
+        return _fitted(held, [known.first, known.batch(seed=1)]), known
+    if not batches:
         raise UsageError("there is no example batch: the list is empty")
-    try:
-        given = [synthetic(model, seed=s) for s in (0, 1)] if batches is None else batches
-    except ValueError as error:
-        raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
-    examples = _fitted(borrowed, given)
+    examples = _fitted(held, batches)
     for batch in examples:
-        _try(model, batch, made_up=batches is None)
-    return examples
+        _try(model, batch)
+    return examples, None
 
 
-def _trials(borrowed: Borrowed, found: SymmetryMap, examples: Sequence[Batch], *, made_up: bool) -> Sequence[Batch]:
-    """What the proof runs on: the batches given, or made-up ones of a length that the largest group asks for."""
-    if not made_up or not found.symmetries:
-        return examples
-    return _fitted(borrowed, example_batches(borrowed.model, found))
-
-
-def _fitted(borrowed: Borrowed, batches: Iterable[Batch]) -> list[Batch]:
+def _fitted(held: _Held, batches: Iterable[Batch]) -> list[Batch]:
     """Batches in the model's dtype and on its device."""
-    device = next(borrowed.model.parameters()).device
-    return [{k: _moved(v, device, borrowed.dtype) for k, v in batch.items()} for batch in batches]
+    device = next(held.model.parameters()).device
+    return [{k: _moved(v, device, held.dtype) for k, v in batch.items()} for batch in batches]
 
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -478,7 +527,7 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
 
-def _try(model: nn.Module, batch: Batch, *, made_up: bool) -> None:
+def _try(model: nn.Module, batch: Batch) -> None:
     import torch
 
     try:
@@ -488,11 +537,10 @@ def _try(model: nn.Module, batch: Batch, *, made_up: bool) -> None:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        what = "a made-up batch" if made_up else "the example batch"
         lacking = _lacking(model, batch)
         missing = f", without {', '.join(lacking)}" if lacking else ""
         raise UsageError(
-            f"{type(model).__name__} does not run on {what} of {', '.join(batch)}{missing}: "
+            f"{type(model).__name__} does not run on the example batch of {', '.join(batch)}{missing}: "
             f"{type(error).__name__}: {text or 'no message'}. {_advice(model)}"
         ) from error
 

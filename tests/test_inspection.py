@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hf_geosharp.errors import (
     UsageError,
 )
 from hf_geosharp.inspection import Inspection, inspect, inspect_pretrained
+from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.groups import Group
 from tests.families import BY_NAME, Family, batch_of, build, each_family, identical, state
 from tests.tasks.tiny import bert_config, edit_config, make_tokenizer, save
@@ -295,6 +297,61 @@ def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(KeyboardInterrupt):
         inspect(model)
     assert identical(model, before)
+
+
+# ---------------------------------------------------------------------------------------------------- looked up
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """The models that were proved, not looked up."""
+    monkeypatch.setenv(cache.ENVIRONMENT, str(tmp_path / "cache"))
+    proved: list[nn.Module] = []
+    prove = inspection.prove
+
+    def counted(model: nn.Module, *args: Any, **options: Any) -> Any:
+        proved.append(model)
+        return prove(model, *args, **options)
+
+    monkeypatch.setattr(inspection, "prove", counted)
+    return proved
+
+
+def test_the_same_weights_are_proved_once(proofs: list[nn.Module]) -> None:
+    first = inspect(build("bert"))
+    again = inspect(build("bert"))
+    assert len(proofs) == 1
+    assert again.inputs == f"{first.inputs}; proved before on the very same weights"
+    assert replace(again, inputs=first.inputs) == first
+    assert inspect(build("bert"), cached=False) == first
+    assert len(proofs) == 2
+
+
+def test_other_weights_other_inputs_and_other_wishes_are_proved_anew(proofs: list[nn.Module]) -> None:
+    inspect(build("bert"))
+    changed = build("bert")
+    changed.get_parameter("classifier.bias").data[0] += 1e-9
+    inspect(changed)
+    inspect(build("bert"), batch_of("bert"))
+    inspect(build("bert"), preset="attention")
+    inspect(build("bert"), health=False)
+    assert len(proofs) == 5
+
+
+def test_a_model_of_own_code_is_proved_every_time(proofs: list[nn.Module]) -> None:
+    model = build("bert")
+    model.get_submodule("bert.embeddings").register_forward_hook(lambda *_: None)
+    for _ in range(2):
+        inspect(model)
+    assert len(proofs) == 2
+
+
+def test_what_cannot_be_read_is_measured_again(proofs: list[nn.Module], tmp_path: Path) -> None:
+    inspect(build("bert"))
+    for file in (tmp_path / "cache").iterdir():
+        file.write_text('{"schema": 1, "sites": 3}')
+    inspect(build("bert"))
+    assert len(proofs) == 2
 
 
 # ---------------------------------------------------------------------------------------------------- stored models

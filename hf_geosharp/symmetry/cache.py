@@ -74,18 +74,32 @@ def _version(name: str) -> str | None:
 
 def load(digest: str) -> SymmetryMap | None:
     """The find of this key, or None."""
-    place = folder()
-    if place is None:
-        return None
     try:
-        data = json.loads((place / f"{digest}.json").read_text(encoding="utf-8"))
-        return decode(data) if data.get("schema") == SCHEMA else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = recall(digest)
+        return decode(data) if data is not None and data.get("schema") == SCHEMA else None
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def store(digest: str, found: SymmetryMap) -> None:
     """Keeps a find; a disk that cannot be written is no reason to fail."""
+    keep(digest, encode(found))
+
+
+def recall(digest: str) -> dict[str, Any] | None:
+    """What is kept under a key, or None."""
+    place = folder()
+    if place is None:
+        return None
+    try:
+        data = json.loads((place / f"{digest}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def keep(digest: str, data: Mapping[str, Any]) -> None:
+    """Keeps data under a key, as far as the disk can be written."""
     place = folder()
     if place is None:
         return
@@ -94,7 +108,7 @@ def store(digest: str, found: SymmetryMap) -> None:
         handle, name = tempfile.mkstemp(dir=place, suffix=".tmp")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(encode(found), file, separators=(",", ":"))
+                json.dump(data, file, separators=(",", ":"))
             os.replace(name, place / f"{digest}.json")
         except BaseException:
             os.unlink(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,17 @@ class Couplings:
     def nodes(self) -> set[Node]:
         """All features that take part."""
         return {n for own in self.heads for pair in own for n in pair}.union(*self.members)
+
+    def among(self, families: Mapping[int, int]) -> Couplings | None:
+        """The same for features of other families; None where one of its own is none of those given."""
+        try:
+            heads = tuple(
+                {((families[f], i), (families[g], k)): v for ((f, i), (g, k)), v in own.items()} for own in self.heads
+            )
+            sides = [frozenset((families[f], i) for f, i in nodes) for nodes in (self.h_side, *self.members)]
+        except KeyError:
+            return None
+        return Couplings(heads, sides[0], self.reason, tuple(sides[1:]))
 
 
 MAX_HEADS = 4096
@@ -65,8 +76,9 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
     for _ in range(MAX_ROUNDS):
         # What a key meets may meet more than keys: a table of relative positions, say.
         met = {n for own in edges for pair in own for n in pair}
+        known = [_among(p, met) for p in ports]
         missing = any(
-            bool((own[i] & ~_among(p, met)).any()) for own in heads for i, p in enumerate(ports) if first[i] is not None
+            bool((own[i] & ~those).any()) for i, those in enumerate(known) if first[i] is not None for own in heads
         )
         by_itself = any(p.axis is None and p.family in {f for f, _ in met} for p in ports)
         if reason or not (missing or by_itself) or met <= done:

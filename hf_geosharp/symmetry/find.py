@@ -42,7 +42,7 @@ PRESETS: dict[str, frozenset[str]] = {
 
 
 SMALL = 1 << 26
-"""Parameters of a model that is proved kind by kind already when it is searched."""
+"""Parameters of a model that is proved kind by kind already when it is searched, and in double precision."""
 
 
 def find_symmetries(
@@ -180,6 +180,8 @@ class _Found:
         self.pairs: list[Pair] = []
         self.biases: list[Fold] = []
         self.unrecognised: list[str] = []
+        self.alone: dict[tuple[int, str], list[Pair]] = {}
+        """By identity and kind the pairs of attentions that share no weights with others."""
 
 
 def _sharing(forms: Sequence[Couplings]) -> Iterator[list[int]]:
@@ -208,8 +210,10 @@ def _attend(
 ) -> None:  # fmt: skip
     """Pairs and bias folds of one side of attention, for sites that share it."""
     scope = common([s.softmax.scope for s in sites]) if len(sites) > 1 else sites[0].scope
-    analysis = analyse(forms, families)
-    pairs = list(_pairs(kind, scope, analysis, families, trials, found.names))
+    pairs = list(_carried(found, kind, scope, sites, trials))
+    analysis = analyse(forms, families) if not pairs else Analysis((), 0)
+    if not pairs:
+        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names))
     if not pairs and kind == "qk":
         for candidates in exchanges(sites, scope, traced, families):
             pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
@@ -221,9 +225,28 @@ def _attend(
         found.unrecognised.append(f"{scope or 'the model'}.{kind}: {reason}")
         return
     found.pairs += pairs
+    if len(sites) == 1:
+        found.alone[id(sites[0]), kind] = pairs
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
+
+
+def _carried(found: _Found, kind: str, scope: str, sites: Sequence[Attention], trials: Trials) -> Iterator[Pair]:
+    """What was found at an attention that is alike, under the names of this one; nothing where it does not hold."""
+    if len(sites) > 1 or sites[0].like is None:
+        return
+    names = sites[0].renamed
+    pairs = found.alone.get((id(sites[0].like), kind), [])
+    if any(n not in names for p in pairs for n in p.parameters):
+        return
+    here = [replace(p, name="", module=scope, g=_renamed(p.g, names), h=_renamed(p.h, names)) for p in pairs]
+    if all(trials.holds(p, scope) for p in here):
+        yield from (replace(p, name=found.names(scope, p.kind)) for p in here)
+
+
+def _renamed(views: Sequence[View], names: Mapping[str, str]) -> tuple[View, ...]:
+    return tuple(replace(v, parameter=names[v.parameter]) for v in views)
 
 
 def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Families) -> Iterator[Pair]:

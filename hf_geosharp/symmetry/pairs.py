@@ -47,12 +47,12 @@ class Pair(Symmetry):
 
     def factors(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """(copies, N, d) and (copies, M, d): copies of the two factors, in the dtype of the weights."""
-        out = []
-        for views in (self.g, self.h):
-            like = weights[views[0].parameter]
-            dtype = torch.complex(*2 * [torch.empty(0, dtype=like.dtype)]).dtype if self.group.complex else like.dtype
-            out.append(read(views, weights, torch.empty(shape_of(views), dtype=dtype, device=like.device)).mT)
-        return out[0], out[1]
+        return self._factor(self.g, weights), self._factor(self.h, weights)
+
+    def _factor(self, views: tuple[View, ...], weights: Weights) -> Tensor:
+        like = weights[views[0].parameter]
+        dtype = torch.complex(*2 * [torch.empty(0, dtype=like.dtype)]).dtype if self.group.complex else like.dtype
+        return read(views, weights, torch.empty(shape_of(views), dtype=dtype, device=like.device)).mT
 
     def set_factors(self, weights: Weights, g: Tensor, h: Tensor) -> None:
         """Writes both factors back, in place."""
@@ -81,8 +81,8 @@ class Pair(Symmetry):
         if self._numbers:
             scale(self.g, weights, move["a"].flatten().reciprocal())
             return
-        g, h = self.factors(weights)
-        self.set_factors(weights, act(g, h, move["a"].to(g))[0], h)
+        g = self._factor(self.g, weights)
+        write(self.g, weights, act(g, g[:, :0], move["a"].to(g))[0].mT)
 
     @property
     def _numbers(self) -> bool:

@@ -113,6 +113,19 @@ def wide_copy(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     return {n: parameters[n].detach().to(torch.float64, copy=True) for n in names}
 
 
+class Copies(dict[str, Tensor]):
+    """Copies of parameters in double precision, each made when it is first asked for."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters = parameters
+
+    def __missing__(self, name: str) -> Tensor:
+        """A copy of a parameter that was not asked for before."""
+        self[name] = self._parameters[name].detach().to(torch.float64, copy=True)
+        return self[name]
+
+
 def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies a mapping of weights into the model's parameters, in place."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -121,15 +134,33 @@ def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             parameters[name].copy_(value)
 
 
+def _memory(data: Tensor) -> object:
+    """The same for tensors that share memory; what is no plain tensor (spread over processes, say) shares none."""
+    plain = type(data) in (Tensor, nn.Parameter) and data.layout == torch.strided and not data.is_meta
+    return (data.device, data.untyped_storage().data_ptr()) if plain else id(data)
+
+
 @contextmanager
 def widened(model: nn.Module, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Holds parameters and buffers that are narrower than ``dtype`` in it for a while; the stored ones come back."""
+    """Holds parameters and buffers that are narrower than ``dtype`` in it for a while; the stored ones come back.
+
+    What shares memory shares it meanwhile too.
+    """
     narrow = (torch.float16, torch.bfloat16, *((torch.float32,) if dtype == torch.float64 else ()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in narrow]
     stored = [(t, t.data) for t in tensors]
+    together: dict[object, list[tuple[Tensor, Tensor]]] = {}
+    for t, data in stored:
+        together.setdefault(_memory(data), []).append((t, data))
     try:
-        for t, data in stored:
-            t.data = data.to(dtype)
+        for members in together.values():
+            if len(members) == 1:
+                members[0][0].data = members[0][1].to(dtype)
+                continue
+            first = members[0][1]
+            whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage()).to(dtype)
+            for t, data in members:
+                t.data = whole.as_strided(data.shape, data.stride(), int(data.storage_offset()))
         yield
     finally:
         for t, data in stored:

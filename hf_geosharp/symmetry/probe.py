@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
+from hf_geosharp.symmetry.parameters import Copies
 
 HOLDS = 1e-7
 """A claim holds on a twin when its relative deviation is below this ..."""
@@ -107,14 +108,20 @@ class LocalTwin:
     def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
-        self._module = copy.deepcopy(module).double().eval()
         self._args, self._kwargs = _wide(recorded.args), _wide(recorded.kwargs)
         generator = torch.Generator().manual_seed(seed)
         self.weights: dict[str, Tensor] = {}
+        self._bases: dict[float, list[Tensor]] = {}
+        instead: dict[int, Any] = {}
         with torch.no_grad():
-            for local, p in self._module.named_parameters(remove_duplicate=False):
-                if local in self._locals and self._locals[local] not in self.weights:
-                    self.weights[self._locals[local]] = _randomised(p.detach(), generator).to(p.device)
+            for _, p in own:
+                if id(p) in names:
+                    name = names[id(p)]
+                    if name not in self.weights:
+                        self.weights[name] = _randomised(p.detach(), generator).to(p.device)
+                    # The copy is made with these in place of its own.
+                    instead[id(p)] = nn.Parameter(self.weights[name], requires_grad=p.requires_grad)
+        self._module = copy.deepcopy(module, instead).double().eval()
 
     def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
         """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
@@ -129,18 +136,19 @@ class LocalTwin:
     ) -> tuple[float, float]:
         """(deviation, control): relative change of the output along the symmetry, and when it is broken on purpose."""
         move = symmetry.random(self.weights, torch.Generator().manual_seed(seed), condition)
-        base = self.run(self.weights, scale)
+        if scale not in self._bases:
+            self._bases[scale] = self.run(self.weights, scale)
         results = []
         for act in (symmetry.apply, symmetry.break_):
-            moved = {n: w.clone() for n, w in self.weights.items()}
+            moved = Copies(self.weights)
             act(moved, move)
-            results.append(deviation(self.run(moved, scale), base))
+            results.append(deviation(self.run({**self.weights, **moved}, scale), self._bases[scale]))
         return results[0], results[1]
 
 
 def _randomised(p: Tensor, generator: torch.Generator) -> Tensor:
     """Weights that leave nothing degenerate: attention not flat, gains not one, biases not zero."""
-    noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+    noise = torch.randn(p.shape, generator=generator, dtype=torch.float32).double()
     if p.ndim >= 2:
         return noise / p.shape[-1] ** 0.5
     centre = 1.0 if float(p.float().mean()) > 0.5 else 0.0

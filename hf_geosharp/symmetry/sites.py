@@ -10,12 +10,13 @@ shared features come out as what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings
 from hf_geosharp.symmetry.features import Families, Port
 from hf_geosharp.symmetry.trace import Linear, Softmax, Trace
@@ -29,6 +30,7 @@ class Attention:
         scope: the innermost module in which all of it happens.
         qk, vo: what meets in the logits, and in what is read.
         entries: parameters that enter the logits by themselves.
+        like: an earlier one that is alike; ``renamed`` says what its parameters are called here.
     """
 
     softmax: Softmax
@@ -37,12 +39,28 @@ class Attention:
     qk: Couplings
     vo: Couplings
     entries: tuple[str, ...]
+    like: Attention | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
     """Every softmax whose logits compare one thing with another, or that mixes, whatever its logits are."""
+    known: dict[object, tuple[Portrait, Attention]] = {}
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
+        output = _output(trace, softmax)
+        used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
+        if output is not None:
+            read = trace.sources(output.source)
+            used += [x for x in trace.linears if any(x.leaf is s for s in read)] + [output]
+        scope = common([x.scope for x in used] + [softmax.scope])
+        here = Attention(softmax, output, scope, _NOTHING, _NOTHING, tuple(_others(trace, sources)))
+        seen = portrait(trace, softmax, output, scope)
+        if seen is not None and seen.key in known:
+            carried = _carried(*known[seen.key], seen, here, trace, families)
+            if carried is not None:
+                yield carried
+                continue
         ports = list(_ports(trace, families, sources))
         roles = _key_features(softmax.logits, ports)
         if roles is not None:
@@ -51,15 +69,69 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
             qk = Couplings((), frozenset(), _unseen(trace, families, ports))
         else:
             continue
-        output = _output(trace, softmax)
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
-        used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
         if output is not None:
             vo = _values(trace, families, softmax, output)
-            read = trace.sources(output.source)
-            used += [x for x in trace.linears if any(x.leaf is s for s in read)] + [output]
-        scope = common([x.scope for x in used] + [softmax.scope])
-        yield Attention(softmax, output, scope, qk, vo, tuple(_others(trace, sources)))
+        found = replace(here, qk=qk, vo=vo)
+        if seen is not None:
+            known[seen.key] = seen, found
+        yield found
+
+
+_NOTHING = Couplings((), frozenset())
+
+
+def _carried(
+    before: Portrait, found: Attention, seen: Portrait, here: Attention, trace: Trace, families: Families
+) -> Attention | None:
+    """What was found for an attention, for one that is alike; None where fused weights lie at different places."""
+    index: dict[int, int] = {}
+    renamed: dict[str, str] = {}
+    places = [
+        (_place(trace, families, a), _place(trace, families, b)) for a, b in zip(before.ends, seen.ends, strict=True)
+    ]
+    if found.output is not None and here.output is not None:
+        places.append((_read(families, found.output), _read(families, here.output)))
+    for old, new in places:
+        if old is None or new is None:
+            if old is not new:
+                return None
+            continue
+        if old.first != new.first or index.setdefault(old.family, new.family) != new.family:
+            return None
+        for a, b in zip(old.names, new.names, strict=True):
+            if renamed.setdefault(a, b) != b:
+                return None
+    qk, vo = found.qk.among(index), found.vo.among(index)
+    return None if qk is None or vo is None else replace(here, qk=qk, vo=vo, like=found, renamed=renamed)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The family of an end of a graph, the index of its first feature there, and the parameters it is of."""
+
+    family: int
+    first: int
+    names: tuple[str, ...]
+
+
+def _place(trace: Trace, families: Families, end: Tensor) -> _Place | None:
+    linear = next((x for x in trace.linears if x.leaf is end), None)
+    if linear is not None:
+        return _Place(*families.outputs(linear), _names(linear))
+    if id(end) in trace.parameters and end.numel() <= MAX_ENTRIES:
+        name = trace.parameters[id(end)]
+        return _Place(families.entries(name, end), 0, (name,))
+    return None
+
+
+def _read(families: Families, output: Linear) -> _Place | None:
+    place = families.inputs(output)
+    return None if place is None else _Place(*place, _names(output))
+
+
+def _names(linear: Linear) -> tuple[str, ...]:
+    return linear.weight.parameter, *((linear.bias.parameter,) if linear.bias is not None else ())
 
 
 def _unseen(trace: Trace, families: Families, ports: Sequence[Port]) -> str:

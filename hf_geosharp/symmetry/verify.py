@@ -6,16 +6,17 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry.base import Symmetry
-from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
-from hf_geosharp.symmetry.map import Element, SymmetryMap, connected, parameters_of
+from hf_geosharp.symmetry.inputs import Recipe, call, output_tensors, recipe
+from hf_geosharp.symmetry.map import Element, SymmetryMap, connected
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.parameters import put, wide_copy, widened
+from hf_geosharp.symmetry.parameters import Copies, widened
 from hf_geosharp.symmetry.probe import OF_CONTROL, Widened, deviation, double_by_default
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
@@ -64,6 +65,7 @@ def verify(
     condition: float = 10.0,
     each: bool = False,
     enough: float | None = None,
+    spread: Spread | None = None,
 ) -> Verified:
     """Checks the claims of a map on a model and its data; those that fail are dropped and named in the map.
 
@@ -84,6 +86,7 @@ def verify(
             tied), and tell dead ones. On large models what all of them did together is each one's deviation too,
             and the controls are measured on the shortest batch.
         enough: all together moving the outputs by no more than this is proof without a control.
+        spread: runs measurements that do not depend on each other, where several processes share them.
     """
     if not symmetries.symmetries:
         return Verified(symmetries, None, None)
@@ -96,15 +99,21 @@ def verify(
             {k: v.to(wide) if isinstance(v, Tensor) and v.dtype in narrow else v for k, v in b.items()} for b in batches
         ]
         element = symmetries.random_element(model, seed, condition)
-        with _trial(model, symmetries, batches, element) as trial:
+        with _trial(model, symmetries, batches, element, spread or _one_by_one) as trial:
             return _verified(trial, symmetries, each, enough)
 
 
-def example_batches(model: nn.Module, symmetries: SymmetryMap) -> list[Mapping[str, Any]]:
-    """Two made-up batches that differ in content and length, long enough to tell the largest group's directions."""
+def example_batches(model: nn.Module, symmetries: SymmetryMap, known: Recipe | None = None) -> list[Mapping[str, Any]]:
+    """Two made-up batches that differ in content and length, long enough to tell the largest group's directions.
+
+    ``known`` is how inputs of the model are made, where that has been found.
+    """
+    known = recipe(model) if known is None else known
     width = max((p.group.dim for p in symmetries.pairs if p.kind in ("qk", "vo")), default=4)
     long = min(2 * width + 3, MAX_TOKENS)
-    return [synthetic(model, rows=1, tokens=long, seed=1), synthetic(model, tokens=11, seed=2)]
+    # A pass of a large model takes as long as it has tokens.
+    rows = 1 if _parameters(model) > LARGE else 2
+    return [known.batch(rows=1, tokens=long, seed=1), known.batch(rows=rows, tokens=11, seed=2)]
 
 
 MAX_TOKENS = 160
@@ -113,9 +122,15 @@ LARGE = 1 << 28
 """Parameters of a model on which one pass takes long."""
 
 
+def _parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float | None) -> Verified:
     names = [s.name for s in symmetries.symmetries]
-    together = trial.moved(names, _APPLY)
+    # Controls of all at once are not always wanted.
+    acts = [_APPLY] if enough is not None or (each and trial.large) else [_APPLY, _BREAK]
+    together, *controls = trial.spread([partial(trial.moved, names, act) for act in acts])
     if enough is not None and together <= enough:
         return Verified(symmetries, together, None)
     if each and trial.large and together < trial.tolerance:
@@ -123,7 +138,7 @@ def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float 
         claims = {c.name: c for c in trial.by_kind(symmetries, together)}
         control = min((c.control for c in claims.values() if c.status == "holds" and c.control), default=None)
         return Verified(symmetries.without(_refuted(claims)), together, control, tuple(claims[n] for n in names))
-    passed = trial.search(names, together)
+    passed = trial.search(names, together, *controls)
     claims = {n: Claim(n, *measured, _failure(*measured)) for n, measured in trial.single.items()}
     remaining = symmetries.without(_refuted(claims))
     moved: float | None = None
@@ -161,6 +176,14 @@ def _failure(moved: float, control: float) -> str:
     return "dead" if moved < DEAD and control < DEAD else "failed"
 
 
+Spread = Callable[[Sequence[Callable[[], float]]], list[float]]
+"""Measurements -> what each gives, in their order."""
+
+
+def _one_by_one(measurements: Sequence[Callable[[], float]]) -> list[float]:
+    return [measure() for measure in measurements]
+
+
 _Act = Callable[[Any], Callable[..., None]]
 """Symmetry -> what is done with it."""
 
@@ -172,14 +195,16 @@ class _Trial:
     """A model that is moved and put back, over and over."""
 
     def __init__(
-        self, model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element
-    ) -> None:
-        self.model, self.batches, self.element = model, batches, element
+        self, model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element,
+        spread: Spread,
+    ) -> None:  # fmt: skip
+        self.model, self.batches, self.element, self.spread = model, batches, element, spread
         self.by_name: dict[str, Symmetry] = {s.name: s for s in symmetries.symmetries}
-        named = dict(model.named_parameters(remove_duplicate=False))
-        self.stored = {n: named[n].detach().clone() for n in symmetries.parameters}
+        self.named = {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
+        self.saved: list[tuple[Tensor, Tensor]] = []
+        """Parameters that are moved at the moment, and what was in them, in the order in which they were moved."""
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
-        self.large = sum(p.numel() for p in model.parameters()) > LARGE
+        self.large = _parameters(model) > LARGE
         self.single: dict[str, tuple[float, float]] = {}
         """Deviation and control of those that fail by themselves."""
         self.wide = next(model.parameters()).dtype == torch.float64
@@ -203,16 +228,21 @@ class _Trial:
         chosen = [self.by_name[n] for n in names]
         try:
             for members in connected(chosen):
-                weights = wide_copy(self.model, parameters_of(members))
-                for symmetry in members:
-                    act(symmetry)(weights, self.element.moves[symmetry.name])
-                put(self.model, weights)
-                del weights
+                self._move(members, act)
             which = [self.shortest] if short else range(len(self.batches))
             answers = self.outputs([self.batches[i] for i in which])
             return max(deviation(answer, self.base[i]) for i, answer in zip(which, answers, strict=True))
         finally:
-            put(self.model, {n: self.stored[n] for n in parameters_of(chosen)})
+            self.restore()
+
+    def _move(self, members: Sequence[Symmetry], act: _Act) -> None:
+        """Acts with symmetries in double precision, and rounds once; on a large model in place."""
+        weights = _InPlace(self.named, self.saved) if self.large else Copies(self.named)
+        for symmetry in members:
+            act(symmetry)(weights, self.element.moves[symmetry.name])
+        for name, value in weights.items() if not self.large else ():
+            self.saved.append((self.named[name], self.named[name].clone()))
+            self.named[name].copy_(value)
 
     @property
     def shortest(self) -> int:
@@ -223,13 +253,20 @@ class _Trial:
     def passes(self, moved: float, control: float) -> bool:
         return moved < self.tolerance and moved < OF_CONTROL * control
 
-    def measure(self, names: Sequence[str], moved: float | None = None) -> tuple[float, float]:
-        """(deviation, control) with these symmetries moved."""
-        return self.moved(names, _APPLY) if moved is None else moved, self.moved(names, _BREAK)
+    def measure(
+        self, names: Sequence[str], moved: float | None = None, control: float | None = None
+    ) -> tuple[float, float]:
+        """(deviation, control) with these symmetries moved, as far as they are not known."""
+        return (
+            self.moved(names, _APPLY) if moved is None else moved,
+            self.moved(names, _BREAK) if control is None else control,
+        )
 
-    def search(self, names: Sequence[str], moved: float | None = None) -> tuple[float, float] | None:
+    def search(
+        self, names: Sequence[str], moved: float | None = None, control: float | None = None
+    ) -> tuple[float, float] | None:
         """Deviation and control of all where they pass together; else those that fail are found by halves."""
-        moved, control = self.measure(names, moved)
+        moved, control = self.measure(names, moved, control)
         if self.passes(moved, control):
             return moved, control
         if len(names) == 1:
@@ -249,35 +286,71 @@ class _Trial:
         kinds: dict[object, list[Symmetry]] = {}
         for s in symmetries.symmetries:
             kinds.setdefault((s.kind, s.group if isinstance(s, Pair) else None), []).append(s)
-        for members in kinds.values():
-            names = [s.name for s in members]
-            controls = [self.moved(names, _BREAK, short=self.large)]
-            for way in ("wrong_pairing", "untied"):
-                able = [s.name for s in members if isinstance(s, Pair) and getattr(s, f"has_{way}")]
-                if able:
-                    controls.append(self.moved(able, operator.attrgetter(way), short=self.large))
-            control = min(controls)
-            if self.large and together is not None and control >= DEAD and self.passes(together, control):
-                moved = together
-            else:
-                moved = self.moved(names, _APPLY)
+        broken = [self._controls(members) for members in kinds.values()]
+        measured = iter(self.spread([measure for controls in broken for measure in controls]))
+        least = [min(next(measured) for _ in controls) for controls in broken]
+        enough = [self.large and together is not None and c >= DEAD and self.passes(together, c) for c in least]
+        alone = [members for members, known in zip(kinds.values(), enough, strict=True) if not known]
+        moves = iter(self.spread([partial(self.moved, [s.name for s in members], _APPLY) for members in alone]))
+        for members, control, known in zip(kinds.values(), least, enough, strict=True):
+            moved = together if known and together is not None else next(moves)
             for s in members:
                 if control < DEAD and moved < DEAD:
                     yield Claim(s.name, moved, control, "dead")
                 else:
                     yield Claim(s.name, moved, control, "holds" if self.passes(moved, control) else "failed")
 
+    def _controls(self, members: Sequence[Symmetry]) -> list[Callable[[], float]]:
+        """The measurements that break symmetries of one kind, each in its way."""
+        found = [partial(self.moved, [s.name for s in members], _BREAK, short=self.large)]
+        for way in ("wrong_pairing", "untied"):
+            able = [s.name for s in members if isinstance(s, Pair) and getattr(s, f"has_{way}")]
+            if able:
+                found.append(partial(self.moved, able, operator.attrgetter(way), short=self.large))
+        return [*found]
+
     def restore(self) -> None:
-        put(self.model, self.stored)
+        """Puts everything back, the last first: parameters may share memory."""
+        while self.saved:
+            parameter, value = self.saved[-1]
+            parameter.copy_(value)
+            self.saved.pop()
+
+
+class _InPlace(dict[str, Tensor]):
+    """The parameters themselves; what was in them is saved when one is first asked for."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], saved: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self._parameters, self._saved = parameters, saved
+
+    def __missing__(self, name: str) -> Tensor:
+        parameter = self._parameters[name]
+        self._saved.append((parameter, _saved(parameter)))
+        self[name] = parameter
+        return parameter
+
+
+def _saved(parameter: Tensor) -> Tensor:
+    """A copy, in half precision where that is what was widened."""
+    if _fits(parameter[:1]):
+        narrow = parameter.to(torch.bfloat16)
+        if bool((narrow == parameter).all()):
+            return narrow
+    return parameter.clone()
+
+
+def _fits(x: Tensor) -> bool:
+    return bool((x.to(torch.bfloat16) == x).all())
 
 
 @contextmanager
 def _trial(
-    model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element
+    model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element, spread: Spread
 ) -> Iterator[_Trial]:
     """A trial on a model in evaluation mode, which is put back whatever happens."""
     training = {m: m.training for m in model.modules()}
-    trial = _Trial(model, symmetries, batches, element)
+    trial = _Trial(model, symmetries, batches, element, spread)
     try:
         model.eval()
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import tiny
-from hf_geosharp.symmetry.inputs import synthetic
+from hf_geosharp.symmetry.inputs import recipe, synthetic
 from tests.families import identical, state
 
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -128,3 +128,12 @@ class Strange(nn.Module):
 
     def forward(self, molecule: Tensor, scale: float = 1.0) -> Tensor:
         return self.weight * molecule * scale
+
+
+def test_a_recipe_makes_what_would_be_made_without_running_the_model_again() -> None:
+    model = tiny.build("t5")
+    known = recipe(model)
+    wanted = synthetic(model, rows=1, tokens=31, seed=4)
+    model.register_forward_pre_hook(lambda *_: pytest.fail("ran"))
+    made = known.batch(rows=1, tokens=31, seed=4)
+    assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in wanted.items()}

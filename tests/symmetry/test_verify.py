@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -482,6 +484,54 @@ def test_large_models_too_lose_false_claims(claim: Pair) -> None:
     proof = verify(model, replace(true, pairs=(*true.pairs, claim)), each=True)
     assert {p.name for p in proof.map.pairs} == {p.name for p in true.pairs}
     assert [c.status for c in proof.claims if c.name == FALSE] == ["failed"]
+
+
+@pytest.mark.usefixtures("every_model_is_large")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_large_models_are_moved_in_place_and_come_back_as_they_were(dtype: torch.dtype) -> None:
+    model, found = build("llama", dtype), true_map("llama", dtype)
+    before, weights = state(model), [p.data_ptr() for p in model.parameters()]
+    with pytest.raises(KeyboardInterrupt), stopped_after(model, 3):
+        verify(model, found, each=True)
+    assert identical(model, before)
+    proof = verify(model, found, each=True)
+    assert {c.status for c in proof.claims} == {"holds"}
+    assert identical(model, before)
+    assert [p.data_ptr() for p in model.parameters()] == weights
+
+
+@contextmanager
+def stopped_after(model: nn.Module, passes: int) -> Iterator[None]:
+    """The model is interrupted in the pass after so many."""
+    calls: list[None] = []
+
+    def count(*_: object) -> None:
+        calls.append(None)
+        if len(calls) > passes:
+            raise KeyboardInterrupt
+
+    handle = model.register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["copied", "in place"])
+def test_parameters_of_two_names_come_back_too(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two symmetries that move the same memory under different names, as a map made by hand may."""
+    monkeypatch.setattr("hf_geosharp.symmetry.verify.LARGE", 0 if large else 1 << 28)
+    model = Model(bias=False)
+    model.attention.register_parameter("alias", nn.Parameter(model.attention.q_proj.weight.data))
+    sizes = {"n": 4, "h": HEAD, "i": WIDTH_HAND}
+    key = view("attention.k_proj.weight", "(n h) i", sizes)
+    claims = [
+        Pair(name, "qk", "attention", Group(HEAD), (view(f"attention.{name}", "(n h) i", sizes),), (key,))
+        for name in ("q_proj.weight", "alias")
+    ]
+    before = state(model)
+    verify(model, SymmetryMap(pairs=tuple(claims)), [inputs(), inputs(1)], each=True)
+    assert identical(model, before)
 
 
 def test_what_moves_little_enough_needs_no_control() -> None:

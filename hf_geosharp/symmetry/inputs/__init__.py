@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from hf_geosharp.symmetry.inputs.rest import everything_known, only_required, us
 from hf_geosharp.symmetry.inputs.sounds import sounds
 from hf_geosharp.symmetry.inputs.text import decoders, recount, texts
 
-__all__ = ["TOKENS", "call", "output_tensors", "synthetic"]
+__all__ = ["TOKENS", "Recipe", "call", "output_tensors", "recipe", "synthetic"]
 
 TOKENS = 13
 """Tokens of a synthetic sequence, next to those that stand for an image or a recording."""
@@ -43,6 +44,30 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
     Raises:
         ValueError: the model wants an input that cannot be made up; pass an example batch instead.
     """
+    return recipe(model, rows=rows, tokens=tokens, seed=seed).first
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How inputs of a model are made, from one batch on which it has run: others need no run to be tried on."""
+
+    first: Batch
+    _draft: Draft
+    _parts: tuple[Part, ...]
+
+    def batch(self, *, rows: int = 2, tokens: int = TOKENS, seed: int = 0) -> Batch:
+        """Another batch like the first."""
+        self._draft.rows, self._draft.tokens, self._draft.seed = rows, tokens, seed
+        device = next(iter(self.first.values())).device
+        return {k: v.to(device) for k, v in self._draft.make(self._parts).items()}
+
+
+def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int = 0) -> Recipe:
+    """The way to make inputs of a model that :func:`synthetic` goes, found by running it.
+
+    Raises:
+        ValueError: the model wants an input that cannot be made up; pass an example batch instead.
+    """
     # An adapter's wrapper takes anything and hands it on to the model inside.
     model = getattr(model, "get_base_model", lambda: model)()
     draft = Draft(model, rows, tokens, seed)
@@ -59,7 +84,7 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
                 tried.add(shapes)
                 failure = _failure(model, batch)
                 if failure is None:
-                    return batch
+                    return Recipe(batch, draft, parts)
                 first = first or failure
                 if not recount(draft, model, batch, failure):
                     break
