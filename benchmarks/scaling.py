@@ -3,8 +3,10 @@
     python -m benchmarks.scaling [--processes 2] [--quick]
 
 The processes are started once, with one thread each, and everything runs in them, in turn: a score of rank 0 alone
-while the other ranks wait, the same score by all, twice the batches by all. Loading is not timed. The first row has no
-score in it: passes of the model alone, by one process and by all at once, which is as much as the machine gives.
+while the other ranks wait, the same score by all together, by each of them for itself at the same time (which is as
+much as the machine gives: cores share memory and heat), and twice the batches by all together. Each is a call of
+``estimate`` as a user makes it, with its set-up, proof and evidence; until the processes stand there with model and
+data it takes another time, which is told by itself. The first row has no score in it: passes of the model alone.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.utils import logging
 
 from benchmarks import subjects
@@ -45,7 +48,9 @@ SCORES = {
     "ascents alone, Auto-PGD, 6 steps": Settings(ascent="apgd", steps=6, reproducibility=False, verify=False),
     "score by default, with its evidence": Settings(),
 }
-"""Batches that all take equally long; and what a user gets, with a proof and a re-run that do not spread."""
+"""Batches that all take equally long; and what a user gets, with a proof, and the worst batch run a second time."""
+
+COLUMNS = ("machine", "strong", "computing", "weak")
 
 
 def measure(quick: bool = False, processes: int = 2) -> dict[str, Any]:
@@ -56,33 +61,46 @@ def measure(quick: bool = False, processes: int = 2) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "scaling.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command += ["-m", "benchmarks.scaling", "--worker", str(out), *(["--quick"] if quick else [])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-        if ended.returncode or not out.exists():
-            raise RuntimeError(f"the processes of the scaling benchmark failed:\n{ended.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        started = {count: _launched(count, out, "--start") for count in (1, processes)}
+        found = _launched(processes, out, "--quick") if quick else _launched(processes, out)
+    return {**found, "start": {"one": started[1]["start"], "all": started[processes]["start"]}}
 
 
-def work(out: Path, quick: bool) -> None:
-    """What each process does."""
+def _launched(processes: int, out: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    command += ["-m", "benchmarks.scaling", "--worker", str(out), "--launched", str(time.time()), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    if ended.returncode or not out.exists():
+        raise RuntimeError(f"the processes of the scaling benchmark failed:\n{ended.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def work(out: Path, quick: bool, launched: float, start: bool) -> None:
+    """What each process does; with ``start`` no more than to be there."""
     torch.set_num_threads(1)
+    samples, count, passes, repeats = QUICK if quick else FULL
     world = World.find("cpu", timeout=PATIENCE)
     with world.together():
-        found = compare(world, *(QUICK if quick else FULL))
+        model, batches = subjects.demo(DEMO, samples, 2 * count)
+        found: dict[str, Any] = {"start": max(world.gather(time.time() - launched))}
+        if not start:
+            found = compare(world, model, batches, passes, repeats)
+            found |= {"model": DEMO, "samples": samples, "batches": count}
     if world.leads:
         out.write_text(json.dumps(found))
-        for row in found["rows"]:
-            ratios = ", ".join(f"{name} {row[name]['median']:.2f}" for name in ("strong", "computing", "weak"))
+        for row in found.get("rows", ()):
+            ratios = ", ".join(f"{column} {row[column]['median']:.2f}" for column in COLUMNS)
             print(f"  {row['what']}: {ratios}", flush=True)
 
 
-def compare(world: World, samples: int, count: int, passes: int, repeats: int) -> dict[str, Any]:
-    """Strong and weak scaling of each kind of work."""
-    model, batches = subjects.demo(DEMO, samples, 2 * count)
+def compare(world: World, model: nn.Module, batches: Sequence[subjects.Batch], passes: int, repeats: int) -> Row:
+    """Strong and weak scaling of each kind of work on the first half of the batches."""
     unit = Objective(model, batches[0])
+    count = len(batches) // 2
 
     def plain(world: World, times: int) -> None:
         # Every process its own share of the passes.
@@ -91,24 +109,29 @@ def compare(world: World, samples: int, count: int, passes: int, repeats: int) -
 
     def scored(settings: Settings) -> Work:
         def run(world: World, times: int) -> None:
-            estimate(model, batches[:times], settings, world=world)
+            # Where there are more than two processes, from the start again.
+            estimate(model, [batches[i % len(batches)] for i in range(times)], settings, world=world)
 
         return run
 
     jobs: list[tuple[str, Work, int]] = [("passes of the model alone", plain, passes)]
     jobs += [(title, scored(settings), count) for title, settings in SCORES.items()]
-    rows = [{"what": title, **_ratios(world, run, size, repeats)} for title, run, size in jobs]
-    return {"processes": world.size, "model": DEMO, "samples": samples, "batches": count, "rows": rows}
+    return {
+        "processes": world.size,
+        "rows": [{"what": title, **_ratios(world, run, size, repeats)} for title, run, size in jobs],
+    }
 
 
 def _ratios(world: World, run: Work, size: int, repeats: int) -> Row:
-    found: dict[str, list[float]] = {"seconds": [], "strong": [], "computing": [], "weak": []}
+    found: dict[str, list[float]] = {name: [] for name in ("seconds", *COLUMNS)}
     run(world, min(size, 2 * world.size))
     for _ in range(repeats):
         one, computing = _together(world, lambda: run(World(), size) if world.leads else None)
+        each, _ = _together(world, lambda: run(World(), size))
         shared, most = _together(world, lambda: run(world, size))
         more, _ = _together(world, lambda: run(world, world.size * size))
         found["seconds"].append(one)
+        found["machine"].append(world.size * one / each)
         found["strong"].append(one / shared)
         found["computing"].append(computing / most)
         found["weak"].append(one / more)
@@ -131,12 +154,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="little work, to see that it runs")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--launched", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--start", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     if arguments.worker:
-        work(arguments.worker, arguments.quick)
+        work(arguments.worker, arguments.quick, arguments.launched, arguments.start)
     else:
-        measure(arguments.quick, arguments.processes)
+        found = measure(arguments.quick, arguments.processes)
+        print(f"  ready after {found['start']['one']:.1f} s (one), {found['start']['all']:.1f} s (all)")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_geosharp import errors
 from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, WorldError
@@ -27,6 +27,8 @@ from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, World
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+T = TypeVar("T")
 
 TIMEOUT = 1800.0
 """Seconds without a sign of life after which a rank is given up."""
@@ -54,16 +56,20 @@ _worlds = itertools.count()
 class World:
     """The processes of one run; by default this one alone.
 
-    All ranks have to make the same calls of :meth:`gather`, :meth:`add_` and :meth:`together` in the same order.
+    All ranks have to make the same calls of :meth:`gather`, :meth:`spread`, :meth:`deal`, :meth:`add_` and
+    :meth:`together` in the same order.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT, group: Any = None
+    ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self._store = store
+        self._store, self._group = store, group
+        self._above: tuple[World, list[int]] | None = None
         self._joined = False
         self.report: Callable[[BaseException], None] | None = None
         """How rank 0 tells the user of a failure while the other ranks wait: a launcher ends all when one ends."""
-        self._gathers = itertools.count()
+        self._gathers, self._deals, self._parts = itertools.count(), itertools.count(), itertools.count()
         self._told = self._looked = self._listened = 0.0
         self._heard: list[Any] = [None] * size
 
@@ -121,6 +127,22 @@ class World:
         """Whether this rank speaks for all: prints and writes."""
         return self.rank == 0
 
+    def part(self, group: Any) -> World:
+        """The world of the ranks of one of torch's process groups, of which this one is.
+
+        All ranks have to call, each with a group of its own or the same; a rank that fails anywhere fails here.
+        """
+        import torch.distributed as dist
+
+        number = next(self._parts)
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) == 1:
+            return World(timeout=self.timeout)
+        store = dist.PrefixStore(f"part/{number}/{ranks[0]}", self._store)  # type: ignore[attr-defined]
+        part = World(ranks.index(self.rank), len(ranks), store, self.timeout, group)
+        part._above = self, ranks
+        return part
+
     def share(self, items: Sequence[Any]) -> list[Any]:
         """Those of ``items`` that are this rank's work; every item is one rank's."""
         return list(items[self.rank :: self.size])
@@ -157,6 +179,36 @@ class World:
         """Waits for all ranks."""
         self.gather(None)
 
+    def spread(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """What all tasks give, in their order, on every rank; each task is run by one rank.
+
+        Raises:
+            Exception: what a task raises, on the rank that ran it; RuntimeError on the others, unless it is one of the
+                package's own.
+        """
+        own: list[T] = []
+        error: Exception | None = None
+        try:
+            own += [task() for task in self.share(tasks)]
+        except Exception as caught:
+            error = caught
+        every = self.gather((len(tasks), own, None if error is None else _told(error, self.rank)))
+        if error is not None:
+            raise error
+        for count, _, failure in every:
+            if failure is not None:
+                raise _of_peer(failure, RuntimeError)
+            if count != len(tasks):
+                raise WorldError(
+                    f"the processes do different things: one shares {count} tasks where another shares {len(tasks)}. "
+                    "Their machines or their versions differ"
+                )
+        return [every[i % self.size][1][i // self.size] for i in range(len(tasks))]
+
+    def deal(self, count: int) -> Deal:
+        """The numbers below ``count``, each for whichever rank asks first: things that take differently long."""
+        return Deal(self, count, next(self._deals))
+
     def sum(self, value: float) -> float:
         """The sum over all ranks, in double precision and always in the same order."""
         values = self.gather(value)
@@ -176,10 +228,10 @@ class World:
 
         with self._collective("summing"):
             for tensor in (t for t in tensors if _is_large(t)):
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self._group)
             for bundle in _bundles([t for t in tensors if not _is_large(t)]):
                 flat = torch.cat([t.reshape(-1) for t in bundle])
-                dist.all_reduce(flat)
+                dist.all_reduce(flat, group=self._group)
                 for t, total in zip(bundle, flat.split([t.numel() for t in bundle]), strict=True):
                     t.copy_(total.view(t.shape))
 
@@ -197,7 +249,7 @@ class World:
         with self._collective("summing"):
             own = torch.tensor(values, dtype=torch.float64, device=device)
             every = [torch.empty_like(own) for _ in range(self.size)]
-            dist.all_gather(every, own)
+            dist.all_gather(every, own, group=self._group)
             return [sum(column) for column in zip(*torch.stack(every).tolist(), strict=True)]
 
     def exchange(self, given: Tensor, givens: Sequence[int], taken: Tensor, takens: Sequence[int]) -> None:
@@ -214,7 +266,7 @@ class World:
         import torch.distributed as dist
 
         with self._collective("exchanging"):
-            dist.all_to_all_single(taken, given, list(takens), list(givens))
+            dist.all_to_all_single(taken, given, list(takens), list(givens), group=self._group)
 
     @contextmanager
     def _collective(self, what: str) -> Iterator[None]:
@@ -248,6 +300,9 @@ class World:
         Raises:
             GeosharpError: it has; with its message.
         """
+        if self._above is not None:
+            self._above[0].poll(now=now)
+            return
         if self.size == 1 or (not now and time.monotonic() - self._looked < _OFTEN):
             return
         self._looked = time.monotonic()
@@ -283,7 +338,7 @@ class World:
 
     def _fail(self, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
-        failure = {"rank": self.rank, "kind": type(error).__name__, "message": str(error) or type(error).__name__}
+        failure = _told(error, self.rank)
         self._store.compare_set("failed", "", json.dumps(failure))
         if interrupted:
             return
@@ -331,7 +386,7 @@ class World:
             if pause > 0.04 and (latest := self._sign(rank)) != sign:
                 sign, since = latest, time.monotonic()
             if time.monotonic() - since > self.timeout:
-                last = f"its last word: {json.loads(sign)[1]}" if sign else "it never said anything"
+                last = f"its last word: {_worded(json.loads(sign)[1])}" if sign else "it never said anything"
                 raise WorldError(
                     f"rank {rank} of {self.size} shows no sign of life for {self.timeout:g} s ({last}): it hangs, was "
                     "killed, or does not take part (every process has to make the same calls)"
@@ -341,6 +396,9 @@ class World:
         return bytes(self._store.get(key))
 
     def _sign(self, rank: int) -> bytes:
+        if self._above is not None:
+            world, ranks = self._above
+            return world._sign(ranks[rank])
         key = f"state/{rank}"
         return bytes(self._store.get(key)) if self._store.check([key]) else b""
 
@@ -355,6 +413,55 @@ class World:
                 f"the other processes cannot be reached any more (rank 0 or the launcher has ended?): "
                 f"{_first_line(error)}"
             ) from error
+
+
+class Deal:
+    """Things to do, each for the rank that asks first; and words of what they gave, for a rank that has none left."""
+
+    def __init__(self, world: World, count: int, number: int) -> None:
+        """Use :meth:`World.deal`."""
+        self._world, self._count, self._prefix = world, count, f"deal/{number}"
+        self._own: dict[int, Any] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        """This rank's, one after the other."""
+        if self._world.size == 1:
+            yield from range(self._count)
+            return
+        while (index := self._take("next")) < self._count:
+            yield index
+
+    def tell(self, index: int, value: Any) -> None:
+        """Leaves word (JSON) of what a thing gave."""
+        self._own[index] = value
+        if self._world.size > 1:
+            with self._world._connected():
+                self._world._store.set(f"{self._prefix}/{index}", json.dumps(value))
+
+    def heard(self) -> dict[int, Any]:
+        """What was told so far, by any rank."""
+        found = dict(self._own)
+        with self._world._connected():
+            for index in range(self._count) if self._world.size > 1 else ():
+                key = f"{self._prefix}/{index}"
+                if index not in found and self._world._store.check([key]):
+                    found[index] = json.loads(self._world._store.get(key))
+        return found
+
+    def close(self) -> None:
+        """Takes back this rank's words, when no rank asks for them any more."""
+        if self._world.size > 1:
+            with self._world._connected():
+                for index in self._own:
+                    self._world._store.delete_key(f"{self._prefix}/{index}")
+
+    def first(self, what: str) -> bool:
+        """Whether no rank has asked this before."""
+        return self._world.size == 1 or self._take(f"first {what}") == 0
+
+    def _take(self, key: str) -> int:
+        with self._world._connected():
+            return int(self._world._store.add(f"{self._prefix}/{key}", 1)) - 1
 
 
 def _launched() -> int | None:
@@ -428,14 +535,24 @@ def _bundles(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return list(bundles.values())
 
 
-def _of_peer(failure: dict[str, Any]) -> BaseException:
+def _told(error: BaseException, rank: int) -> dict[str, Any]:
+    """An error as other ranks are told of it."""
+    return {"rank": rank, "kind": type(error).__name__, "message": str(error) or type(error).__name__}
+
+
+def _of_peer(failure: Mapping[str, Any], otherwise: type[Exception] = WorldError) -> BaseException:
     """Another rank's error, of the same kind where that is one of the package's."""
     if failure["kind"] == "KeyboardInterrupt":
         return KeyboardInterrupt()
     kind = getattr(errors, failure["kind"], None)
     known = isinstance(kind, type) and issubclass(kind, GeosharpError)
     text = failure["message"] if known else f"{failure['kind']}: {failure['message']}"
-    return (kind if known else WorldError)(f"rank {failure['rank']}: {text}")  # type: ignore[misc]
+    return (kind if known else otherwise)(f"rank {failure['rank']}: {text}")  # type: ignore[misc]
+
+
+def _worded(state: Any) -> str:
+    """A state that a rank told, in words."""
+    return ", ".join(f"{k} {v}" for k, v in state.items()) if isinstance(state, Mapping) else str(state)
 
 
 def _first_line(error: BaseException) -> str:

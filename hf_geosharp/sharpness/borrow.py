@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -115,10 +115,13 @@ def borrow(
     held: Mapping[str, Leaf] = {}
     stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
     try:
-        with nullcontext() if shards is None else shards.taking_gradients():
+        with ExitStack() as stack:
+            if shards is not None:
+                stack.enter_context(shards.in_full_precision())
+                stack.enter_context(shards.taking_gradients(only))
             target = dtype or _common_dtype(model, only)
             if shards is not None:
-                shards.check_dtype(target)
+                shards.check_dtype(target, only)
             _warn_of_hooks(model, target, only)
             _swap(model, target, swapped, only)
             if only is not None:

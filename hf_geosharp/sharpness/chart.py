@@ -198,10 +198,11 @@ class _Bundle:
 class Owned:
     """Coordinates of one part of a space that belong together: those of a pair, or of a loose parameter.
 
-    ``entries`` picks copies of a part of pairs, or entries of a bundle; None is all of the part.
+    ``part`` is None where they lie on another process. ``entries`` picks copies of a part of pairs, or entries of a
+    bundle; None is all of the part.
     """
 
-    part: int
+    part: int | None
     name: str
     pair: Pair | None = None
     entries: Tensor | slice | None = None

@@ -25,7 +25,7 @@ from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Job, Ledger, Outcome
+from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Job, Known, Ledger, Outcome
 from hf_geosharp.sharpness.journal import Journal, differences, digest, digest_batches, write_result
 from hf_geosharp.sharpness.memory import MicroBatch, checkpointed
 from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Reach, Weight, rows, samples
@@ -44,7 +44,7 @@ from hf_geosharp.sharpness.result import (
 from hf_geosharp.sharpness.secant import secant
 from hf_geosharp.sharpness.selection import BY, NO_HEADS, PARAMS, Selection, movable, selections
 from hf_geosharp.sharpness.sharded import ShardedChart
-from hf_geosharp.sharpness.shards import Shards
+from hf_geosharp.sharpness.shards import Shards, whole_of
 from hf_geosharp.symmetry.find import PRESETS, find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -66,6 +66,9 @@ ON_NAN = ("stop", "skip")
 
 _HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
 """Settings that do not decide a score: a journal may go on with others."""
+
+FORESIGHT = 0.75
+"""Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
 
 PROFILE_POINTS = 11
 """How many points of the way to the worst perturbation a profile has, both ends included."""
@@ -160,6 +163,11 @@ class Settings:
         return self.rho or (DEFAULT_RHO[self.metric],)
 
     @property
+    def reruns(self) -> bool:
+        """Whether one batch is run a second time."""
+        return self.reproducibility and not self.average
+
+    @property
     def order(self) -> Order:
         """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
         return self.geodesic or ("second" if self.metric in ("inv", "mix") else "first")
@@ -247,8 +255,7 @@ def estimate(
 
     Raises:
         DataError: no batches, or an empty one; a damaged journal.
-        ModelError: NaN in a parameter, no loss, a loss that is not finite at the model's own weights; out of memory
-            with a single sample at a time.
+        ModelError: NaN in a parameter, no loss, a loss that is not finite at the model's own weights; out of memory.
         UnsupportedModelError: quantised, offloaded or meta weights.
         UsageError: a journal of another run in ``output``; samples sharded over a model on several devices.
         WorldError: the ranks have other weights, data, settings or versions, or one of them does not answer.
@@ -259,8 +266,8 @@ def estimate(
         raise DataError("there is no batch to score: the data are empty")
     notes: list[str] = []
     per_pass = settings.steps + 1
-    checks = 1 if settings.reproducibility and not settings.average else 0
-    total = per_pass * len(settings.radii) * (len(batches) + checks) + per_pass * len(batches) * len(settings.baselines)
+    total = per_pass * len(settings.radii) * (len(batches) + settings.reruns)
+    total += per_pass * len(batches) * len(settings.baselines)
     world = world or World()
     with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed:
         shards = borrowed.shards
@@ -345,8 +352,6 @@ def _check_sharded(shards: Shards, world: World, settings: Settings) -> None:
     shards.check_world(world)
     for asked, what in (
         (settings.micro_batch == "auto", "micro_batch 'auto' (give a number: the ranks run every pass together)"),
-        (settings.params != "all", f"params {settings.params!r}"),
-        (settings.per is not None, f"per {settings.per!r}"),
     ):
         if asked:
             raise UsageError(f"the model is sharded over processes, and for such models there is no {what}")
@@ -362,8 +367,6 @@ def _identity(
 ) -> dict[str, Any]:
     """Of what a score is: what ranks have to agree in, and what a journal belongs to."""
     rest = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
-    # Of an adapter's score what the adapter sits on is a part too, frozen as it is.
-    rest += [(f"frozen {n}", p) for n, p in borrowed.model.named_parameters() if not p.requires_grad]
     return {
         "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
         "loss": _name(loss),
@@ -372,7 +375,7 @@ def _identity(
         "versions": dict(versions),
         "batches": len(batches),
         "data": data_digest or digest_batches(batches),
-        "weights": digest(chain(_weights(borrowed), rest)),
+        "weights": digest(chain(_weights(borrowed), rest, _frozen(borrowed))),
     }
 
 
@@ -380,6 +383,13 @@ def _weights(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
     """All weights by name, in full: those of a sharded model are gathered one by one, on all ranks."""
     for name, held in sorted(borrowed.originals.items()):
         yield name, held if borrowed.shards is None else borrowed.shards.whole(name)
+
+
+def _frozen(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
+    """What an adapter sits on, which is a part of its score too."""
+    for name, p in borrowed.model.named_parameters():
+        if not p.requires_grad:
+            yield f"frozen {name}", whole_of(p)
 
 
 def _name(loss: Loss | None) -> str | None:
@@ -462,6 +472,7 @@ class _Scored:
         self.ledger = ledger
         # Where a batch is split over ranks, they take every step together.
         self.split = track.world if track.shared else World()
+        self.sharing = World() if borrowed.shards is None else borrowed.shards.sharing(self.split)
         self._batch_notes: list[str] = []
         self.micro = MicroBatch(settings.micro_batch, self._less_memory)
         self._highest = -math.inf
@@ -526,14 +537,16 @@ class _Scored:
     def _proved(self, model: nn.Module) -> Verified:
         """What is found on a model, and proved; of an adapter's score only what the adapter has by itself."""
         examples = self._examples(next(model.parameters()).device)
-        found = find_symmetries(model, examples[0], preset=self.settings.symmetries)
+        # Of a sharded model only one rank is here.
+        spread = self.track.world.spread if self.borrowed.shards is None else World().spread
+        (found,) = spread([lambda: find_symmetries(model, examples[0], preset=self.settings.symmetries)])
         if self.settings.params != "all":
             found = found.within(self.borrowed.leaves)
         if not self.settings.verify:
             return Verified(found, None, None)
         # In double precision every kind is measured by itself: no claim can hide behind another's control.
         wide = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
-        return verify(model, found, examples, seed=self.settings.seed, each=wide)
+        return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
 
     def _examples(self, device: torch.device) -> list[dict[str, Any]]:
         """Two small inputs out of the data: the first and the last samples of the first batch."""
@@ -572,7 +585,10 @@ class _Scored:
         known = self._resumed(jobs)
         self._highest = max((o.at(settings.radii[0]).value for o in known if o.scores), default=-math.inf)
         reduced = self._chart_of(jobs[0], symmetries, settings).reduced
-        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        ahead = None
+        if settings.reruns and settings.per is None:
+            ahead = lambda known: self._worst_so_far(known, settings.radii[0])  # noqa: E731
+        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh, ahead)
         self.notes += [note for o in outcomes for note in o.notes]
         scored = [o for o in outcomes if o.skipped is None]
         skipped = [o.job.batch for o in outcomes if o.skipped is not None]
@@ -584,6 +600,13 @@ class _Scored:
                 f"{', '.join(map(str, skipped))}"
             )
         return _Runs(scored, skipped, reduced)
+
+    def _worst_so_far(self, known: Known, rho: float) -> Job | None:
+        """The second run that will be wanted, as far as can be seen; None where too much may change yet."""
+        values = [(at[rho], batch) for batch, at in known.items() if at]
+        if not values or len(known) < FORESIGHT * len(self.batches):
+            return None
+        return Job(REPRODUCIBILITY, max(values)[1])
 
     def parts(self, symmetries: SymmetryMap, settings: Settings) -> tuple[Selection, ...]:
         """What the model is cut into, if that was asked for; told before anything is run."""
@@ -618,7 +641,7 @@ class _Scored:
     ) -> tuple[dict[float, Reproducible], dict[str, float]]:
         """What is told beside the score: whether the worst batch repeats, and the baselines."""
         first = settings.radii[0]
-        again = [] if settings.average or not settings.reproducibility else [runs.worst(first)]
+        again = [runs.worst(first)] if settings.reruns else []
         jobs = [Job(REPRODUCIBILITY, o.job.batch) for o in again]
         jobs += [Job(BASELINE, o.job.batch, metric) for metric in settings.baselines for o in runs.outcomes]
         self._resumed(jobs)
@@ -673,7 +696,7 @@ class _Scored:
 
     def _chart_with(self, symmetries: SymmetryMap, geometry: Geometry, nudge: float = 0.0, seed: int = 0) -> Chart:
         if self.borrowed.shards is not None:
-            return ShardedChart(self.borrowed, symmetries, geometry, self.split, nudge=nudge, seed=seed)
+            return ShardedChart(self.borrowed, symmetries, geometry, self.sharing, nudge=nudge, seed=seed)
         return Chart(self.borrowed, symmetries, geometry, nudge=nudge, seed=seed)
 
     def _batch(self, chart: Chart, job: Job, settings: Settings) -> Outcome:
@@ -696,7 +719,7 @@ class _Scored:
                 f"batch {index}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
             )
             if settings.on_nan == "stop":
-                raise ModelError(text)
+                raise ModelError(f"{text}; on_nan 'skip' leaves such batches out, and says so")
             self._batch_notes.append(f"{text}: skipped")
             return Outcome(job, skipped=text)
         scores: list[tuple[float, BatchScore]] = []

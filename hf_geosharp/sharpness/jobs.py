@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_geosharp.errors import DataError
+from hf_geosharp.errors import DataError, ModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.journal import Journal
 from hf_geosharp.sharpness.result import BatchScore, Passes, Profile
@@ -77,6 +77,10 @@ class Outcome:
             ) from error
 
 
+Known = Mapping[int, Mapping[float, float]]
+"""Batches that are done, with their value at each radius; those that were skipped have none."""
+
+
 class Ledger:
     """Spreads jobs over ranks and knows what is done already.
 
@@ -90,6 +94,7 @@ class Ledger:
         self.seconds = 0.0
         """What earlier runs took: each file is of one rank, and ranks work side by side."""
         self._done: dict[Job, Outcome] = {}
+        self._read: set[Job] = set()
         mine = [[Outcome.from_line(line) for line in lines] for lines in journal.files] if journal else []
         # Machines need not share a disk: what one rank finds is there for all.
         for files in world.gather(mine):
@@ -97,6 +102,7 @@ class Ledger:
                 self.seconds = max(self.seconds, sum(o.seconds for o in outcomes))
                 for outcome in outcomes:
                     self._done.setdefault(outcome.job, outcome)
+                    self._read.add(outcome.job)
         if self._journal is not None:
             self._journal.start()
 
@@ -105,20 +111,52 @@ class Ledger:
         self._done = {job: outcome for job, outcome in self._done.items() if outcome.skipped is None}
 
     def known(self, jobs: Iterable[Job]) -> list[Outcome]:
-        """The outcomes of those jobs that are done."""
-        return [self._done[job] for job in jobs if job in self._done]
+        """The outcomes of those jobs that an earlier run has done."""
+        return [self._done[job] for job in jobs if job in self._done and job in self._read]
 
     def run(
-        self, jobs: Sequence[Job], do: Callable[[Job], Outcome], waiting: Callable[[], None] | None = None
+        self,
+        jobs: Sequence[Job],
+        do: Callable[[Job], Outcome],
+        waiting: Callable[[], None] | None = None,
+        ahead: Callable[[Known], Job | None] | None = None,
     ) -> list[Outcome]:
-        """The outcomes of all jobs, in their order, on every rank."""
+        """The outcomes of all jobs, in their order, on every rank.
+
+        Jobs take differently long, so each goes to the rank that is free. A rank for which none is left asks ``ahead``
+        what of what comes next it can do meanwhile. If that turns out not to be needed, it is as if it had not been.
+        """
         pending = [job for job in jobs if job not in self._done]
+        # Where a batch is everyone's, everyone takes all in one order.
+        deal = World().deal(len(pending)) if self.whole else self.world.deal(len(pending))
         found = []
-        for job in pending if self.whole else self.world.share(pending):
-            outcome = do(job)
-            if self._journal is not None:
-                self._journal.append(outcome.to_line())
-            found.append(outcome)
+        for index in deal:
+            found.append(self._take(pending[index], do))
+            deal.tell(index, _values(found[-1]))
+        if ahead is not None and self.world.size > 1 and not self.whole:
+            known = {job.batch: dict(_values(self._done[job])) for job in jobs if job in self._done}
+            known |= {pending[index].batch: dict(values) for index, values in deal.heard().items()}
+            early = ahead(known)
+            if early is not None and early not in self._done and deal.first(str(early)):
+                found += self._early(early, do)
         for outcomes in self.world.gather(found, waiting):
             self._done.update({outcome.job: outcome for outcome in outcomes})
+        deal.close()
         return [self._done[job] for job in jobs]
+
+    def _take(self, job: Job, do: Callable[[Job], Outcome]) -> Outcome:
+        outcome = do(job)
+        if self._journal is not None:
+            self._journal.append(outcome.to_line())
+        return outcome
+
+    def _early(self, job: Job, do: Callable[[Job], Outcome]) -> list[Outcome]:
+        """A job that may not be needed: where it fails, it is to fail when it is."""
+        try:
+            return [self._take(job, do)]
+        except (DataError, ModelError, UsageError):
+            return []
+
+
+def _values(outcome: Outcome) -> list[tuple[float, float]]:
+    return [(rho, score.value) for rho, score in outcome.scores]

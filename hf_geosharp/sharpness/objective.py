@@ -145,8 +145,8 @@ class Objective:
         """The loss; with ``gradient`` the parameters' ``.grad`` hold its gradient afterwards (fresh, not added).
 
         Raises:
-            ModelError: the model returns no loss, or one that does not depend on its parameters; out of memory with
-                a single sample at a time.
+            ModelError: the model returns no loss, or one that does not depend on its parameters; out of memory, if need
+                be with a single sample at a time.
         """
         while True:
             try:
@@ -156,8 +156,14 @@ class Objective:
                 if self._shards is not None:
                     # Where a rank fails the others fail for want of it.
                     self._world.poll(now=True)
-                if not self._micro.adapts or not is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
+                if not self._micro.adapts:
+                    raise ModelError(
+                        f"out of memory with {self._micro.size(self._samples)} samples at a time. A micro-batch that "
+                        "is smaller, or 'auto', and gradient checkpointing leave the score as it is; a smaller batch "
+                        "size changes it, for one batch is one ball"
+                    ) from error
             # Out here, where the error no longer holds on to what the pass had computed.
             self._clear()
             self._micro.halve(self._samples)
@@ -175,7 +181,7 @@ class Objective:
         if gradient:
             self._clear()
         # Gradients of a sharded model come out as means over the ranks.
-        ranks = 1 if self._shards is None else self._shards.size
+        ranks = 1 if self._shards is None else self._shards.size * self._shards.copies
         with torch.set_grad_enabled(gradient):
             for piece, share in itertools.chain(self._pieces(), self._idle):
                 loss = self.loss(call(self.model, piece), piece).mean()

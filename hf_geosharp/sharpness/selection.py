@@ -18,6 +18,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.space import Space, Tangent
 from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.chart import Chart, Owned
+from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
 from hf_geosharp.symmetry.health import HEADS
 from hf_geosharp.symmetry.pairs import Pair
 
@@ -51,7 +52,11 @@ class Selection:
 
     def within(self, space: Space) -> Restricted:
         """The space of a chart, in or out of focus, in which only this part moves."""
-        return Restricted(space, self.coordinates)
+        # A space may measure in a way of its own, over processes say.
+        own = type(space)
+        kind: Any = Restricted if own is Space else type(f"Restricted{own.__name__}", (Restricted, own), {})
+        restricted: Restricted = kind(space, self.coordinates)
+        return restricted
 
 
 class Restricted(Space):
@@ -63,6 +68,8 @@ class Restricted(Space):
         self._still: dict[int, Tensor | None] = {}
         """Part -> which of its copies (or entries) do not move; None where all move. Of other parts nothing moves."""
         for owned in coordinates:
+            if owned.part is None:
+                continue
             if owned.entries is None:
                 self._still[owned.part] = None
                 continue
@@ -134,7 +141,7 @@ def _heads(chart: Chart) -> tuple[Selection, ...]:
 
     def parts(owned: Owned) -> list[Selection]:
         pair = owned.pair
-        if pair is None or pair.kind not in _ATTENTION or not isinstance(owned.entries, Tensor):
+        if pair is None or pair.kind not in _ATTENTION:
             return []
         # Where queries and values have different numbers of heads, they are no heads of one another.
         where = pair.module if len(counts[pair.module]) == 1 else f"{pair.module} {pair.kind}".strip()
@@ -142,12 +149,17 @@ def _heads(chart: Chart) -> tuple[Selection, ...]:
         return [
             Selection(
                 f"{where} head {head}".strip(), "head", layer=layer and layer[1], head=head,
-                coordinates=(replace(owned, entries=owned.entries[copies]),),
+                coordinates=(_some(owned, copies),),
             )
             for head, copies in enumerate(heads_of(pair))
         ]  # fmt: skip
 
     return _grouped(chart, parts)
+
+
+def _some(owned: Owned, copies: Tensor) -> Owned:
+    """Some copies of a pair."""
+    return replace(owned, entries=owned.entries[copies]) if isinstance(owned.entries, Tensor) else owned
 
 
 def _kinds(chart: Chart) -> tuple[Selection, ...]:
@@ -229,15 +241,26 @@ def movable(model: nn.Module, params: str) -> frozenset[str] | None:
     if any(layer.merged for layer in layers):
         raise UsageError("params is 'lora', but the adapter is merged into the weights: call unmerge_adapter() first")
     active = {name for layer in layers if not layer.disable_adapters for name in layer.active_adapters}
-    held: set[int] = set()
+    held: set[int | None] = set()
     for name in sorted(active & set(_adapters(wrapper))):
         state = get_peft_model_state_dict(wrapper, adapter_name=name, save_embedding_layers=False)
-        held |= {tensor.data_ptr() for tensor in state.values()}
-    found = frozenset(n for n, p in model.named_parameters(remove_duplicate=False) if p.data_ptr() in held)
+        held |= {_place(tensor) for tensor in state.values()}
+    named = [(n, _place(p)) for n, p in model.named_parameters(remove_duplicate=False)]
+    seen = [int(place is not None and place in held) for _, place in named]
+    shards = Shards.of(model)
+    # A process may have no row of a parameter.
+    every = seen if shards is None else shards.total(seen)
+    found = frozenset(n for (n, _), count in zip(named, every, strict=True) if count)
     if not found:
         listed = ", ".join(_adapters(wrapper))
         raise UsageError(f"params is 'lora', but no adapter of the model is active (it has: {listed})")
     return found
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Where in memory a tensor is, or what of it lies here; None where nothing does."""
+    rows = rows_of(tensor) if is_sharded(tensor) else tensor
+    return rows.data_ptr() if rows.numel() else None
 
 
 def _adapters(wrapper: Any) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ Inner products are sums over the ranks, the same on all of them to the last bit,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,7 @@ from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Part, Space, Sum, Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
-from hf_geosharp.sharpness.chart import Chart, Geometry, Loose, batched, free_entries, is_small
+from hf_geosharp.sharpness.chart import Chart, Geometry, Loose, Owned, batched, free_entries, is_small
 from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -164,6 +164,23 @@ class ShardedChart(Chart):
         device = next(iter(self._rows.values())).tensor.device
         return ShardedSpace(parts, self._borrowed.dtype, device, self._world, self._draws)
 
+    # ----------------------------------------------------------------------------------------------------- ownership
+
+    @property
+    def leaves(self) -> Mapping[str, Leaf]:
+        """As a chart's: those of the whole model, as far as they lie here."""
+        return self._rows
+
+    def owned(self) -> Iterator[Owned]:
+        """As a chart's: what all coordinates of all ranks belong to."""
+        here = {owned.name: owned for owned in super().owned()}
+        for pair in (pair for batch in batched(self._pairs) for pair in batch.pairs):
+            yield here.get(pair.name, Owned(None, pair.name, pair))
+        views = self._views()
+        for name, leaf in self._rows.items():
+            if leaf.shape.numel() and (name not in views or bool(free_entries(leaf, views[name]).any())):
+                yield here.get(name, Owned(None, name))
+
     # -------------------------------------------------------------------------------------------------------- focus
 
     def widen(self) -> None:
@@ -253,9 +270,7 @@ class ShardedChart(Chart):
             for one in (item,) if isinstance(item, Loose) else item.items:
                 places[one.leaf.name] = (i, at)
                 at += one.numel
-        views: dict[str, list[View]] = {}
-        for view in (*(v for p in self._pairs for v in (*p.g, *p.h)), *self._all.fixed):
-            views.setdefault(view.parameter, []).append(view)
+        views = self._views()
         small: list[tuple[int, tuple[int, int, int, int] | None]] = []
         for name, leaf in self._rows.items():
             total, start, count = self._entries(leaf, views.get(name))
@@ -275,6 +290,13 @@ class ShardedChart(Chart):
             at += total
         if at:
             yield _Draw(at, tuple(here))
+
+    def _views(self) -> dict[str, list[View]]:
+        """What pairs and folds see of each parameter."""
+        views: dict[str, list[View]] = {}
+        for view in (*(v for p in self._pairs for v in (*p.g, *p.h)), *self._all.fixed):
+            views.setdefault(view.parameter, []).append(view)
+        return views
 
     def _entries(self, leaf: Leaf, views: Sequence[View] | None) -> tuple[int, int, int]:
         """How many free entries a parameter has in all, and before and among those here."""

@@ -9,9 +9,9 @@ processes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from hf_geosharp.errors import UnsupportedModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.symmetry.parameters import Leaf
+
+_PRECISION = ("_mp_policy", "mp_policy", "orig_dtype", "param_dtype", "reduce_dtype", "_orig_dtype", "_reduce_dtype")
+"""Where FSDP2 keeps the precision it computes in: attributes of its units, their groups, and their parameters."""
 
 _HOOKS = "torch.distributed.fsdp", "torch.distributed._composable"
 
@@ -57,6 +60,13 @@ def rows_of(tensor: Any) -> Tensor:
     return local
 
 
+def whole_of(tensor: Any) -> Tensor:
+    """A tensor in full; where it is sharded, on every rank, and all have to call."""
+    with torch.no_grad():
+        full: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()
+    return full
+
+
 def is_sharded(p: Tensor) -> bool:
     """Whether a tensor is one of torch's distributed tensors."""
     return hasattr(p, "to_local") and hasattr(p, "placements")
@@ -78,7 +88,8 @@ class Shards:
         self.units: list[Any] = [m for m in model.modules() if "FSDPModule" in (c.__name__ for c in type(m).__mro__)]
         self.settle()
         self.parameters: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
-        self.size, self.rank = 1, 0
+        self.size, self.rank, self.copies = 1, 0, 1
+        """How many processes share the rows, which of them this is, and how many such groups hold all rows each."""
 
     @classmethod
     def of(cls, model: nn.Module) -> Shards | None:
@@ -100,13 +111,15 @@ class Shards:
                     f"{name} is not sharded, but other parameters are: apply fully_shard to the whole model too"
                 )
             mesh = p.device_mesh
-            if not self.units or mesh.ndim != 1 or not p.placements[0].is_shard(0):
+            *others, last = p.placements
+            if not self.units or not last.is_shard(0) or not all(x.is_replicate() for x in others) or mesh.ndim > 2:
                 raise UnsupportedModelError(
                     f"{name} is sharded as {p.placements} over a mesh of {mesh.ndim} dimension(s): only what "
-                    "fully_shard (FSDP2) does on a one-dimensional mesh, rows over processes, can be scored (no tensor "
-                    "parallelism, no replicas of shards)"
+                    "fully_shard (FSDP2) does, rows over processes or replicas of that, can be scored (no tensor "
+                    "parallelism)"
                 )
-            self.size, self.rank = mesh.size(), mesh.get_local_rank()
+            self.size, self.rank = mesh.size(mesh.ndim - 1), mesh.get_local_rank(mesh.ndim - 1)
+            self.copies = mesh.size() // self.size
             rows = rows_of(p)
             if rows.device.type != mesh.device_type:
                 raise UnsupportedModelError(
@@ -123,18 +136,12 @@ class Shards:
             self._check_settings(unit._get_fsdp_state())
 
     def _check_settings(self, state: Any) -> None:
-        policy = getattr(state, "_mp_policy", None)
-        for what in ("param_dtype", "reduce_dtype", "output_dtype"):
-            asked = getattr(policy, what, None)
-            if asked is not None and any(asked != p.dtype for p in self.parameters.values()):
-                raise UnsupportedModelError(
-                    f"fully_shard was told to use {what} {asked}, in which a perturbation is rounded away: apply it "
-                    "without a mixed precision policy, to a model in float32"
-                )
         for group in _groups(state):
+            if not (hasattr(state, "_mp_policy") and hasattr(group, "mp_policy") and hasattr(group, "_init_mp_dtypes")):
+                raise UnsupportedModelError("this version of torch keeps the precision of sharded models elsewhere")
             if getattr(group, "gradient_divide_factor", None) is not None:
                 raise UnsupportedModelError("the model's gradients are divided by a factor set for FSDP: leave it out")
-            if not getattr(group, "reduce_grads", True):
+            if not (getattr(group, "reduce_grads", True) and getattr(group, "all_reduce_grads", True)):
                 raise UnsupportedModelError(
                     "the model does not reduce its gradients now: call set_requires_gradient_sync(True) first"
                 )
@@ -145,21 +152,31 @@ class Shards:
         Raises:
             UsageError: the world is another one.
         """
-        if (world.size, world.rank) != (self.size, self.rank):
+        if world.size != self.size * self.copies or (self.copies == 1 and world.rank != self.rank):
             raise UsageError(
-                f"the weights are sharded over {self.size} processes, and this one is number {self.rank} of them, but "
-                f"number {world.rank} of {world.size} in the world of the score: all of them have to make this call "
-                "together, with the world that they find (leave world= out)"
+                f"the weights are sharded over {self.size} processes{f' x {self.copies}' if self.copies > 1 else ''}, "
+                f"and this one is number {self.rank} of them, but number {world.rank} of {world.size} in the world of "
+                "the score: all of them have to make this call together, with the world that they find (leave world= "
+                "out)"
             )
 
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """What is sharded stays in its dtype.
+    def sharing(self, world: World) -> World:
+        """Of the world of the score, the part that shares the rows with this process; all ranks have to call."""
+        return world if self.copies == 1 else world.part(self._group)
+
+    @property
+    def _group(self) -> Any:
+        mesh = next(iter(self.parameters.values())).device_mesh
+        return mesh.get_group(mesh.ndim - 1)
+
+    def check_dtype(self, dtype: torch.dtype, only: Collection[str] | None = None) -> None:
+        """What is sharded stays in its dtype; ``only`` names the parameters that may move, if not all do.
 
         Raises:
-            UnsupportedModelError: a parameter has another one.
+            UnsupportedModelError: a parameter that may move has another one.
         """
         for name, p in self.parameters.items():
-            if p.dtype != dtype:
+            if p.dtype != dtype and (only is None or name in only):
                 short = str(dtype).removeprefix("torch.")
                 raise UnsupportedModelError(
                     f"{name} is sharded in {p.dtype}, but the score needs {dtype}: convert the model (model.to(torch."
@@ -185,9 +202,7 @@ class Shards:
 
     def whole(self, name: str) -> Tensor:
         """A parameter in full, on every rank; all have to call."""
-        with torch.no_grad():
-            full: Tensor = self.parameters[name].detach().full_tensor()
-        return full
+        return whole_of(self.parameters[name])
 
     def total(self, counts: Sequence[int]) -> list[int]:
         """The sum of each count over the ranks; all have to call."""
@@ -195,7 +210,7 @@ class Shards:
             return list(counts)
         first = next(iter(self.parameters.values()))
         found = torch.tensor(counts, device=rows_of(first).device)
-        torch.distributed.all_reduce(found, group=first.device_mesh.get_group())
+        torch.distributed.all_reduce(found, group=self._group)
         return [int(x) for x in found]
 
     # ------------------------------------------------------------------------------------------------------- passes
@@ -221,10 +236,45 @@ class Shards:
         self.settle()
 
     @contextmanager
-    def taking_gradients(self) -> Iterator[None]:
+    def in_full_precision(self) -> Iterator[None]:
+        """No mixed precision policy meanwhile: parameters are gathered, and gradients summed, as they are sharded.
+
+        In half precision a perturbation is rounded away.
+        """
+        states = [unit._get_fsdp_state() for unit in self.units]
+        groups = [group for state in states for group in _groups(state)]
+        held = [p for group in groups for p in group.fsdp_params]
+        before = [(x, {k: vars(x)[k] for k in _PRECISION if k in vars(x)}) for x in (*states, *groups, *held)]
+        try:
+            for owner, settings in before:
+                for name in ("_mp_policy", "mp_policy"):
+                    if name in settings:
+                        none = dict.fromkeys(("param_dtype", "reduce_dtype", "output_dtype"))
+                        setattr(owner, name, replace(settings[name], **none))
+            for group in groups:
+                group._init_mp_dtypes()
+            self._forget(held)
+            yield
+        finally:
+            self.reset()
+            for owner, settings in before:
+                vars(owner).update(settings)
+                if owner in groups and "_orig_dtype" not in settings:
+                    # The model had not run before.
+                    owner._init_mp_dtypes()
+            self._forget(held)
+
+    def _forget(self, held: Sequence[Any]) -> None:
+        """What was gathered has the old precision."""
+        for p in held:
+            p.all_gather_outputs = []
+            vars(p).pop("_unsharded_param", None)
+
+    @contextmanager
+    def taking_gradients(self, only: Collection[str] | None = None) -> Iterator[None]:
         """Every parameter gets a gradient on every rank, also one that is frozen or that a rank's samples do not use.
 
-        All ranks have to call.
+        Where ``only`` names some, those do, and no others. All ranks have to call.
         """
         # What is gathered has a flag of its own.
         flags: list[tuple[nn.Parameter, bool]] = []
@@ -235,10 +285,10 @@ class Shards:
                 group.reduce_scatter_unused_params = True
             for unit in self.units:
                 unit.unshard()
-                for p in unit.parameters():
+                for name, p in self.model.named_parameters():
                     if not is_sharded(p):
                         flags.append((p, p.requires_grad))
-                        p.requires_grad_(True)
+                        p.requires_grad_(only is None or name in only)
                 unit.reshard()
             yield
         finally:

@@ -20,7 +20,7 @@ from hf_geosharp.trainer.advice import advice
 from hf_geosharp.trainer.cost import Cost
 from hf_geosharp.trainer.data import Choice, find_source, is_rows
 from hf_geosharp.trainer.measure import Loss, Measurement, NamedLoss, function_of, other_loss
-from hf_geosharp.trainer.ranks import alone, first_of_all, of_the_first, together
+from hf_geosharp.trainer.ranks import all_agree, alone, first_of_all, of_the_first, together
 from hf_geosharp.trainer.subject import fingerprint, refuse, unwrap
 from hf_geosharp.trainer.untouched import untouched
 
@@ -238,9 +238,10 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         measurement = self._measurement
         weights = fingerprint(unwrap(model))
         known = self._known[1] if self._known is not None and self._known[0] == weights else None
-        known, affords = of_the_first((known, self._cost.affords()))
-        if known is not None:
-            return known, 0.0
+        affords = of_the_first(self._cost.affords())
+        # Of sharded weights each process sees its own part.
+        if all_agree(known is not None):
+            return of_the_first(known) or 0.0, 0.0
         if not affords:
             self._say(
                 f"step {state.global_step}: not measured, for the share of the training's time would be "

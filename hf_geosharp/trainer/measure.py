@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.errors import UsageError
+from hf_geosharp.parallel import World
 from hf_geosharp.scoring import versions
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import Settings, estimate
 from hf_geosharp.sharpness.objective import Batch, own_loss, rows
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.sharpness.shards import is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
 from hf_geosharp.tasks.kinds import task_of, weight
@@ -120,24 +122,30 @@ class Measurement:
             GeosharpError: as :func:`hf_geosharp.sharpness.estimate.estimate`.
         """
         with subject(model, hooked=self.hooked) as inner:
-            task = task_of(type(inner).__name__)
-            return estimate(
-                _scored(inner, self.compute),
-                self.batches,
-                self.settings,
-                loss=self.loss,
-                # What a loss of the user's returns is per sample, whatever the model's own loss is.
-                weight=None if self.loss else lambda batch: weight(task, batch),
-                model_identity={
-                    "id": getattr(getattr(inner, "config", None), "_name_or_path", "") or type(inner).__name__,
-                    "class": type(inner).__name__,
-                    "task": task.name if task else None,
-                    "parameters": sum(p.numel() for p in inner.parameters()),
-                    "step": step,
-                },
-                data_identity=self.identity,
-                versions=versions(),
-            )
+            name = written_class(inner).__name__
+            task = task_of(name)
+            # Processes that share the weights share the passes; others do the same side by side.
+            shared = any(map(is_sharded, inner.parameters()))
+            world = World.find(next(inner.parameters()).device.type) if shared else World()
+            with world.together():
+                return estimate(
+                    _scored(inner, self.compute),
+                    self.batches,
+                    self.settings,
+                    loss=self.loss,
+                    # What a loss of the user's returns is per sample, whatever the model's own loss is.
+                    weight=None if self.loss else lambda batch: weight(task, batch),
+                    model_identity={
+                        "id": getattr(getattr(inner, "config", None), "_name_or_path", "") or name,
+                        "class": name,
+                        "task": task.name if task else None,
+                        "parameters": sum(p.numel() for p in inner.parameters()),
+                        "step": step,
+                    },
+                    data_identity=self.identity,
+                    versions=versions(),
+                    world=world,
+                )
 
 
 def _scored(inner: nn.Module, compute: ComputeLoss | None) -> nn.Module:

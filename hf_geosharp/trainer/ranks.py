@@ -34,6 +34,13 @@ def of_the_first(value: T) -> T:
     return shared[0]
 
 
+def all_agree(value: bool) -> bool:
+    """Whether it is true on all processes; all must call."""
+    from accelerate.utils import gather_object
+
+    return value if alone() else all(gather_object([value]))
+
+
 def together(run: Callable[[], T]) -> T:
     """Runs on every process; if that fails on any of them, it fails on all.
 

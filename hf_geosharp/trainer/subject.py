@@ -15,27 +15,60 @@ from torch import nn
 
 from hf_geosharp.errors import UnsupportedModelError
 from hf_geosharp.sharpness.borrow import check
+from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def refuse(model: nn.Module, args: Any = None) -> None:
-    """Stops where a set-up keeps the weights so that they cannot be perturbed.
+    """Stops where a set-up keeps the weights so that they cannot be perturbed; all processes have to call.
 
     Args:
         model: as the Trainer has it.
         args: the TrainingArguments.
 
     Raises:
-        UnsupportedModelError: ZeRO-3, FSDP, sharded or quantised or offloaded weights.
+        UnsupportedModelError: ZeRO-3, FSDP1, tensor parallelism, quantised or offloaded weights; weights that FSDP2 has
+            sharded in half precision, or with adapters.
         ModelError: NaN in a parameter.
     """
-    for applies, reason in _REFUSED:
-        if applies(model, args):
-            raise UnsupportedModelError(
-                f"{reason} Train without the callback and score the saved checkpoints: hf-geosharp score CHECKPOINT."
-            )
-    check(unwrap(model))
+    inner = unwrap(model)
+    try:
+        for applies, reason in _REFUSED:
+            if applies(model, args):
+                raise UnsupportedModelError(reason)
+        shards = Shards.of(inner)
+        if shards is not None:
+            shards.check_dtype(torch.float64 if _all_double(inner) else torch.float32)
+            _check_sharded(inner)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{str(error).rstrip('.')}. Or train without the callback and score the saved checkpoints: hf-geosharp "
+            "score CHECKPOINT."
+        ) from None
+    check(inner, None, shards)
+
+
+def _check_sharded(model: nn.Module) -> None:
+    """A sharded model is measured as it is: no whole copy of it would fit.
+
+    Raises:
+        UnsupportedModelError: a copy would be needed.
+    """
+    if _has_adapters(model):
+        raise UnsupportedModelError(
+            "adapters are measured merged into the weights, and weights that are sharded over processes cannot be "
+            "merged: after the training hf_geosharp.score(model, data, params='lora') on all processes takes them"
+        )
+    if _notices(model, False):
+        raise UnsupportedModelError(
+            "the weights have gradient hooks, which a measurement would set off, and are sharded over processes, so "
+            "that no copy can be measured instead"
+        )
+
+
+def _all_double(model: nn.Module) -> bool:
+    return all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
 
 
 def _zero_3(model: nn.Module, args: Any) -> bool:
@@ -43,33 +76,23 @@ def _zero_3(model: nn.Module, args: Any) -> bool:
     return getattr(plugin, "zero_stage", 0) == 3 or any(hasattr(p, "ds_id") for p in model.parameters())
 
 
-def _fsdp(model: nn.Module, args: Any) -> bool:
+def _fsdp_1(model: nn.Module, args: Any) -> bool:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    return bool(getattr(args, "fsdp", None)) or any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
-
-
-def _sharded(model: nn.Module, args: Any) -> bool:
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(p, DTensor) for p in model.parameters())
+    asked = bool(getattr(args, "fsdp", None)) and not any(map(is_sharded, model.parameters()))
+    return asked or any(isinstance(m, FullyShardedDataParallel) for m in model.modules())
 
 
 _REFUSED: tuple[tuple[Callable[[nn.Module, Any], bool], str], ...] = (
     (
         _zero_3,
-        "DeepSpeed ZeRO-3 keeps only a part of each weight on a process, and gathers it while a layer runs: there is "
-        "no whole model to perturb.",
+        "DeepSpeed ZeRO-3 keeps only a part of each weight on a process, and to itself: there is nothing to perturb. "
+        "Shard the model by FSDP2 instead",
     ),
     (
-        _fsdp,
-        "FSDP keeps only a part of each weight on a process, and gathers it while a layer runs: there is no whole "
-        "model to perturb.",
-    ),
-    (
-        _sharded,
-        "The weights are sharded over processes (DTensor), which a score during training does not take; after it, "
-        "hf_geosharp.score(model, data) on all processes does, for models in float32.",
+        _fsdp_1,
+        "FSDP1 flattens the weights and keeps only a part of them on a process: there is nothing to perturb. Shard the "
+        "model by FSDP2 instead (fsdp_version: 2)",
     ),
 )
 
@@ -191,8 +214,11 @@ def _as_written(model: nn.Module) -> Iterator[None]:
 
 
 def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """A checksum of each weight and buffer over its bits, at the cost of reading them: equal for equal weights."""
-    tensors = [*model.parameters(), *model.buffers()]
+    """A checksum of each weight and buffer over its bits, at the cost of reading them: equal for equal weights.
+
+    Of weights that are sharded, of what lies here.
+    """
+    tensors = [*map(rows_of, model.parameters()), *model.buffers()]
     return tuple(int(_bits(t.detach()).sum(dtype=torch.int64)) for t in tensors if t.numel() and not t.is_meta)
 
 

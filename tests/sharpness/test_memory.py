@@ -101,11 +101,14 @@ def test_out_of_memory_with_one_sample_is_an_error_that_says_what_helps() -> Non
 
 
 @pytest.mark.parametrize("micro_batch", [None, 6])
-def test_without_auto_the_error_is_the_device_s_own(micro_batch: int | None) -> None:
+def test_without_auto_it_ends_with_what_helps(micro_batch: int | None) -> None:
     model = bert()
     Small(model, 4)
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+    with pytest.raises(
+        ModelError, match=r"out of memory with 6 samples at a time\. A micro-batch that.*'auto'"
+    ) as told:
         quick(model, bert_batches(1), micro_batch=micro_batch)
+    assert "CUDA out of memory" in str(told.value.__cause__)
 
 
 def test_another_error_is_not_taken_for_it() -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,17 +17,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hf_geosharp import score
-from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.errors import ModelError, UnsupportedModelError
 from hf_geosharp.geometry.metrics import PairFrame
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.sharded import ShardedChart, sites_of
 from hf_geosharp.sharpness.shards import Shards, written_class
 from hf_geosharp.symmetry.fold import KeyBias
 from hf_geosharp.symmetry.map import SymmetryMap
+from tests.sharpness.test_adapter import adapted
 from tests.sharpness.tiny import (
     TinyAttention,
     attention_data,
@@ -45,12 +47,15 @@ HERE = "tests.sharpness.test_sharded"
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 
 
-def sharded(model: Any, **options: Any) -> Any:
-    """As FSDP2 is meant to be used: each layer a unit, the rest another."""
+def sharded(model: Any, copies: int | None = None, **options: Any) -> Any:
+    """As FSDP2 is meant to be used: each layer a unit, the rest another; or on a mesh of so many copies of shards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    if copies is not None:
+        mesh = init_device_mesh("cpu", (copies, size // copies), mesh_dim_names=("copies", "rows"))
     units = ("Linear",) if isinstance(model, TinyAttention) else ("BertLayer", "GPT2Block")
     for module in model.modules():
         if type(module).__name__ in units:
@@ -221,7 +226,7 @@ def count_entries() -> None:
     found = find_symmetries(bert(num_hidden_layers=6).double(), bert_batches(1)[0], cached=False)
     with borrow(model) as borrowed:
         chart = ShardedChart(borrowed, found, Geometry("inv", "second"), World.find("cpu"))
-        whole = sum(leaf.tensor.numel() for leaf in chart.leaves.values() if not leaf.members)
+        whole = sum(leaf.tensor.numel() for leaf in chart._borrowed.leaves.values() if not leaf.members)
         frames = sum(q.numel() for p in chart.space.parts if isinstance(p.frame, PairFrame) for q in p.frame.q)
         total = sum(p.numel() for p in model.parameters())
     print(json.dumps([chart.space.size / total, whole / total, frames / total]))
@@ -246,19 +251,26 @@ CASES: dict[str, dict[str, Any]] = {
     "apgd": {"ascent": "apgd", "gradient_checkpointing": True},
     "profile": {"profile": True, "steps": 2},
     "no symmetries": {"metric": "euclidean", "steps": 2},
+    "an adapter alone": {"adapter": True, "params": "lora", "steps": 2, "per": "layer"},
+    "layers": {"per": "layer", "steps": 2, "reproducibility": False},
+    "heads": {"per": "head", "steps": 2, "reproducibility": False},
+    "kinds": {"per": "kind", "steps": 2, "reproducibility": False, "text": True},
 }
 
 
-def all_cases(shard: bool) -> dict[str, Any]:
+REPLICATED = ("several radii, evidence and baselines", "padded texts, tied weights", "heads")
+
+
+def all_cases(shard: bool, copies: int | None = None, names: Sequence[str] = tuple(CASES)) -> dict[str, Any]:
     out = {}
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in names):
         options = {"steps": 3, **case}
         size = options.pop("size", 7)
         text = options.pop("text", False)
         model, batches = (gpt2(), gpt2_batches(2)) if text else (bert(), bert_batches(2, size=size))
-        model = model.double()
+        model = adapted() if options.pop("adapter", False) else model.double()
         if shard:
-            model = sharded(model)
+            model = sharded(model, copies)
             before = state(model)
         found = score(model, batches, **options).to_dict()
         if shard:
@@ -272,18 +284,23 @@ def print_cases() -> None:
     print(json.dumps(all_cases(True)))
 
 
+def print_replicated() -> None:
+    dist.init_process_group("gloo")
+    print(json.dumps(all_cases(True, 2, REPLICATED)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_score_of_a_sharded_model_is_that_of_the_whole_one(size: int) -> None:
-    ranks = results(size, "print_cases", module=HERE)
+@pytest.mark.parametrize(("size", "copies"), [(2, None), (3, None), (2, 2), (4, 2)])
+def test_the_score_of_a_sharded_model_is_that_of_the_whole_one(size: int, copies: int | None) -> None:
+    ranks = results(size, "print_cases" if copies is None else "print_replicated", module=HERE)
     assert all(found == ranks[0] for found in ranks)
-    for name, expected in all_cases(False).items():
+    for name, expected in all_cases(False, names=tuple(ranks[0])).items():
         found = ranks[0][name]
         # Language models take their loss in float32 whatever they are.
         floor = 1e-6 * expected["base_loss"] if "texts" in name else 1e-12
         for point, other in zip(found["curve"], expected["curve"], strict=True):
             assert point["geodesic_sharpness"] == pytest.approx(other["geodesic_sharpness"], rel=1e-5, abs=floor), name
-        for key in ("base_loss", "baselines", "passes", "pairs", "model", "share", "profile"):
+        for key in ("base_loss", "baselines", "passes", "pairs", "model", "share", "profile", "per"):
             assert_close(found[key], expected[key], f"{name}: {key}")
         assert found["reproducible"]["ok"] == expected["reproducible"]["ok"]
         assert found["warnings"] == expected["warnings"]
@@ -304,9 +321,10 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
-def test_a_sharded_model_of_one_process_has_the_score_of_the_whole_one(world: None) -> None:
+@pytest.mark.parametrize("copies", [None, 1])
+def test_a_sharded_model_of_one_process_has_the_score_of_the_whole_one(world: None, copies: int | None) -> None:
     whole = score(bert(), bert_batches(1), steps=2)
-    model = sharded(bert())
+    model = sharded(bert(), copies)
     before = state(model)
     found = score(model, bert_batches(1), steps=2)
     assert same(before, state(model))
@@ -408,10 +426,9 @@ def refused(model: Any, match: str) -> None:
 
 def test_what_cannot_be_scored_is_refused_by_name(world: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (1,))
-    refused(sharded(TinyAttention().float(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), "param_dtype")
     refused(sharded(TinyAttention().to(torch.bfloat16)), r"q.weight is sharded in torch.bfloat16.*before fully_shard")
     refused(sharded(TinyAttention().to("meta")), r"weight is on meta, not on cpu: load its weights")
     part = TinyAttention()
@@ -422,16 +439,59 @@ def test_what_cannot_be_scored_is_refused_by_name(world: None) -> None:
     refused(model, "does not reduce its gradients")
     model.set_requires_gradient_sync(True)
     score(model, [attention_data()], steps=1, metric="adaptive")
-    refused(
-        fully_shard(TinyAttention(), mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))), "2 dimension"
-    )
     from torch.distributed.tensor import distribute_module
 
     refused(distribute_module(TinyAttention(), mesh), r"is sharded as .*only what fully_shard")
     with pytest.raises(UnsupportedModelError, match=r"needs torch\.float64"):
         score(sharded(TinyAttention().float()), [attention_data()], steps=1, dtype="float64")
-    with pytest.raises(UsageError, match=r"no per 'layer'"):
-        score(sharded(TinyAttention()), [attention_data()], steps=1, per="layer")
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_mixed_precision_policy_is_left_out_meanwhile_and_comes_back(world: None, used: bool) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    half = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16, output_dtype=torch.bfloat16)
+    whole = score(bert(), bert_batches(1), steps=2)
+    model, data = sharded(bert(), mp_policy=half), bert_batches(1)[0]
+    if used:
+        model(**data).loss.backward()
+        gradients = {n: p.grad.to_local().clone() for n, p in model.named_parameters()}
+    found = score(model, bert_batches(1), steps=2)
+    assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+    assert found.passes == whole.passes
+    if used:
+        assert same(gradients, {n: p.grad.to_local() for n, p in model.named_parameters()})
+    model.zero_grad()
+    outputs = model(**data)
+    assert outputs.logits.dtype == torch.bfloat16
+    if used:
+        outputs.loss.backward()
+        assert same(gradients, {n: p.grad.to_local() for n, p in model.named_parameters()})
+
+
+@pytest.mark.parametrize("by", ["layer", "head", "kind"])
+def test_the_parts_of_a_sharded_model_of_one_process_are_those_of_the_whole_one(world: None, by: str) -> None:
+    options: dict[str, Any] = {"per": by, "steps": 1, "reproducibility": False}
+    whole = score(bert(), bert_batches(1), **options).per
+    found = score(sharded(bert()), bert_batches(1), **options).per
+    assert [p.part for p in found] == [p.part for p in whole]
+    assert len(whole) > 2
+    for one, other in zip(found, whole, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-4, abs=1e-7)
+
+
+def test_an_adapter_on_a_sharded_base_has_the_score_that_it_has_on_a_whole_one(world: None) -> None:
+    whole = score(adapted(), bert_batches(2), params="lora", steps=2)
+    model = sharded(adapted())
+    before = state(model)
+    found = score(model, bert_batches(2), params="lora", steps=2)
+    assert same(before, state(model))
+    assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+    assert found.pairs.by_kind == whole.pairs.by_kind == {"lora GL(2)": 4}
+    # What does not move gets no gradients: they would be the size of the base.
+    with borrow(model, None, movable(model, "lora")) as borrowed:
+        Objective(model, bert_batches(1)[0], shards=borrowed.shards).evaluate(True)
+        assert {n for n, p in model.named_parameters() if p.grad is not None} == set(borrowed.leaves)
 
 
 def test_a_plain_model_has_no_shards_and_keeps_its_class() -> None:

@@ -211,11 +211,32 @@ class TestRefusals:
     def test_sharded_parameters(self, world: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import distribute_module
 
-        model = bert()
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(UnsupportedModelError, match="DTensor"):
+        mesh = init_device_mesh("cpu", (1,))
+        refuse(fully_shard(bert(), mesh=mesh), SimpleNamespace(fsdp=["full_shard"]))
+        with pytest.raises(UnsupportedModelError, match=r"bfloat16.*before fully_shard.*score the saved checkpoints"):
+            refuse(fully_shard(bert().bfloat16(), mesh=mesh))
+        with pytest.raises(UnsupportedModelError, match=r"no tensor parallelism.*score the saved checkpoints"):
+            refuse(distribute_module(bert(), mesh))
+        model = fully_shard(bert(), mesh=mesh)
+        next(model.parameters()).register_hook(lambda g: g)
+        with pytest.raises(UnsupportedModelError, match="gradient hooks"):
             refuse(model)
+        with torch.no_grad():
+            broken = fully_shard(bert(), mesh=mesh)
+            broken.classifier.bias.to_local()[0] = float("nan")
+        with pytest.raises(ModelError, match=r"classifier\.bias"):
+            refuse(broken)
+
+    def test_adapters_on_sharded_parameters(self, world: Any) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query"]))
+        with pytest.raises(UnsupportedModelError, match="params='lora'"):
+            refuse(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
 
     def test_at_the_start_of_the_training(self, tmp_path: Path) -> None:
         model = bert()

@@ -6,13 +6,16 @@ import hashlib
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from hf_geosharp import GeodesicSharpnessCallback
+from hf_geosharp.sharpness.shards import whole_of
 from tests.trainer.tiny import QUICK, bert, dataset, evaluations, trainer
 
 
@@ -53,6 +56,33 @@ class Failing:
         raise MemoryError("too little")
 
 
+class Shards(Trainer):
+    """Trains a model that is sharded: what Accelerate does with FSDP2, which it does on accelerators only."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = lambda model, **_: model
+
+
+def shard(model: Any) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    PartialState(cpu=True)
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.bert.encoder.layer:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def measured_again(callback: Any, weights: Any) -> float:
+    """The last value, taken of a whole model with the weights at the end."""
+    model = bert()
+    model.load_state_dict(weights, strict=False)
+    measurement = callback._measurement
+    return float(replace(measurement, hooked=False).take(model, 0).geodesic_sharpness)
+
+
 def main(out: Path, setup: str) -> None:
     torch.set_num_threads(1)
     model = bert()
@@ -69,6 +99,8 @@ def main(out: Path, setup: str) -> None:
     heard, error = Heard(), ""
     if "overridden" in setup:
         changes["kind"] = LogsOnOne
+    if "sharded" in setup:
+        model, changes = shard(model), {"kind": Shards}
     trained = trainer(out / "run", model=model, callbacks=[heard], train_dataset=dataset(32), **changes)
     callback = None
     if "without" not in setup:
@@ -83,8 +115,9 @@ def main(out: Path, setup: str) -> None:
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
     digest = hashlib.sha256()
-    for p in trained.model.parameters():
-        digest.update(p.detach().float().numpy().tobytes())
+    weights = {n: whole_of(p) for n, p in trained.model.named_parameters()}
+    for p in weights.values():
+        digest.update(p.float().numpy().tobytes())
     rank = trained.args.process_index
     report = {
         "world": trained.args.world_size,
@@ -97,6 +130,7 @@ def main(out: Path, setup: str) -> None:
         "said": [str(w.message) for w in said if w.category.__name__ == "GeosharpWarning"],
         "error": error,
         "random": float(torch.rand(())),
+        "again": measured_again(callback, weights) if setup == "with-sharded" else None,
     }
     trained.accelerator.wait_for_everyone()
     (out / f"{setup}-{rank}.json").write_text(json.dumps(report))
