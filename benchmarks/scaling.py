@@ -61,7 +61,7 @@ def measure(quick: bool = False, processes: int = 2) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "scaling.json"
-        started = {count: _launched(count, out, "--start") for count in (1, processes)}
+        started = {count: _launched(count, out, "--load-only") for count in (1, processes)}
         found = _launched(processes, out, "--quick") if quick else _launched(processes, out)
     return {**found, "start": {"one": started[1]["start"], "all": started[processes]["start"]}}
 
@@ -79,15 +79,15 @@ def _launched(processes: int, out: Path, *options: str) -> dict[str, Any]:
     return found
 
 
-def work(out: Path, quick: bool, launched: float, start: bool) -> None:
-    """What each process does; with ``start`` no more than to be there."""
+def work(out: Path, quick: bool, launched: float, load_only: bool) -> None:
+    """What each process does."""
     torch.set_num_threads(1)
     samples, count, passes, repeats = QUICK if quick else FULL
     world = World.find("cpu", timeout=PATIENCE)
     with world.together():
         model, batches = subjects.demo(DEMO, samples, 2 * count)
         found: dict[str, Any] = {"start": max(world.gather(time.time() - launched))}
-        if not start:
+        if not load_only:
             found = compare(world, model, batches, passes, repeats)
             found |= {"model": DEMO, "samples": samples, "batches": count}
     if world.leads:
@@ -155,11 +155,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="little work, to see that it runs")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--launched", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--start", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--load-only", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     if arguments.worker:
-        work(arguments.worker, arguments.quick, arguments.launched, arguments.start)
+        work(arguments.worker, arguments.quick, arguments.launched, arguments.load_only)
     else:
         found = measure(arguments.quick, arguments.processes)
         print(f"  ready after {found['start']['one']:.1f} s (one), {found['start']['all']:.1f} s (all)")

@@ -416,12 +416,11 @@ class World:
 
 
 class Deal:
-    """Things to do, each for the rank that asks first; and words of what they gave, for a rank that has none left."""
+    """Things to do, each for the rank that asks first; and a word of each rank, for one that has nothing left to do."""
 
     def __init__(self, world: World, count: int, number: int) -> None:
         """Use :meth:`World.deal`."""
         self._world, self._count, self._prefix = world, count, f"deal/{number}"
-        self._own: dict[int, Any] = {}
 
     def __iter__(self) -> Iterator[int]:
         """This rank's, one after the other."""
@@ -431,29 +430,27 @@ class Deal:
         while (index := self._take("next")) < self._count:
             yield index
 
-    def tell(self, index: int, value: Any) -> None:
-        """Leaves word (JSON) of what a thing gave."""
-        self._own[index] = value
+    def tell(self, word: Any) -> None:
+        """Leaves word (JSON) of what this rank has got; its last word counts."""
         if self._world.size > 1:
             with self._world._connected():
-                self._world._store.set(f"{self._prefix}/{index}", json.dumps(value))
+                self._world._store.set(f"{self._prefix}/{self._world.rank}", json.dumps(word))
 
-    def heard(self) -> dict[int, Any]:
-        """What was told so far, by any rank."""
-        found = dict(self._own)
+    def heard(self) -> list[Any]:
+        """The last words of those ranks that have told something."""
+        found = []
         with self._world._connected():
-            for index in range(self._count) if self._world.size > 1 else ():
-                key = f"{self._prefix}/{index}"
-                if index not in found and self._world._store.check([key]):
-                    found[index] = json.loads(self._world._store.get(key))
+            for rank in range(self._world.size) if self._world.size > 1 else ():
+                key = f"{self._prefix}/{rank}"
+                if self._world._store.check([key]):
+                    found.append(json.loads(self._world._store.get(key)))
         return found
 
     def close(self) -> None:
-        """Takes back this rank's words, when no rank asks for them any more."""
+        """Takes back this rank's word, when no rank asks for it any more."""
         if self._world.size > 1:
             with self._world._connected():
-                for index in self._own:
-                    self._world._store.delete_key(f"{self._prefix}/{index}")
+                self._world._store.delete_key(f"{self._prefix}/{self._world.rank}")
 
     def first(self, what: str) -> bool:
         """Whether no rank has asked this before."""

@@ -25,7 +25,7 @@ from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ascent import auto_pgd, average
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Job, Known, Ledger, Outcome
+from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Ahead, Job, Ledger, Outcome
 from hf_geosharp.sharpness.journal import Journal, differences, digest, digest_batches, write_result
 from hf_geosharp.sharpness.memory import MicroBatch, checkpointed
 from hf_geosharp.sharpness.objective import Batch, Loss, Objective, Reach, Weight, rows, samples
@@ -587,7 +587,7 @@ class _Scored:
         reduced = self._chart_of(jobs[0], symmetries, settings).reduced
         ahead = None
         if settings.reruns and settings.per is None:
-            ahead = lambda known: self._worst_so_far(known, settings.radii[0])  # noqa: E731
+            ahead = Ahead(REPRODUCIBILITY, settings.radii[0], FORESIGHT)
         outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh, ahead)
         self.notes += [note for o in outcomes for note in o.notes]
         scored = [o for o in outcomes if o.skipped is None]
@@ -600,13 +600,6 @@ class _Scored:
                 f"{', '.join(map(str, skipped))}"
             )
         return _Runs(scored, skipped, reduced)
-
-    def _worst_so_far(self, known: Known, rho: float) -> Job | None:
-        """The second run that will be wanted, as far as can be seen; None where too much may change yet."""
-        values = [(at[rho], batch) for batch, at in known.items() if at]
-        if not values or len(known) < FORESIGHT * len(self.batches):
-            return None
-        return Job(REPRODUCIBILITY, max(values)[1])
 
     def parts(self, symmetries: SymmetryMap, settings: Settings) -> tuple[Selection, ...]:
         """What the model is cut into, if that was asked for; told before anything is run."""

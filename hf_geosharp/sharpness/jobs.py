@@ -77,8 +77,17 @@ class Outcome:
             ) from error
 
 
-Known = Mapping[int, Mapping[float, float]]
-"""Batches that are done, with their value at each radius; those that were skipped have none."""
+@dataclass(frozen=True)
+class Ahead:
+    """What a rank without work may do of what comes next: another run of the batch that rose most, as far as is known.
+
+    ``stage`` is that of the other run, ``rho`` the radius that counts, ``share`` how many of the batches have to be
+    done before, of all.
+    """
+
+    stage: str
+    rho: float
+    share: float
 
 
 class Ledger:
@@ -119,25 +128,28 @@ class Ledger:
         jobs: Sequence[Job],
         do: Callable[[Job], Outcome],
         waiting: Callable[[], None] | None = None,
-        ahead: Callable[[Known], Job | None] | None = None,
+        ahead: Ahead | None = None,
     ) -> list[Outcome]:
         """The outcomes of all jobs, in their order, on every rank.
 
-        Jobs take differently long, so each goes to the rank that is free. A rank for which none is left asks ``ahead``
-        what of what comes next it can do meanwhile. If that turns out not to be needed, it is as if it had not been.
+        Jobs take differently long, so each goes to the rank that is free. A rank for which none is left may do
+        something ``ahead``. If that turns out not to be needed, it is as if it had not been.
         """
         pending = [job for job in jobs if job not in self._done]
         # Where a batch is everyone's, everyone takes all in one order.
         deal = World().deal(len(pending)) if self.whole else self.world.deal(len(pending))
-        found = []
+        found: list[Outcome] = []
         for index in deal:
             found.append(self._take(pending[index], do))
-            deal.tell(index, _values(found[-1]))
+            if ahead is not None:
+                deal.tell([len(found), *_highest(found, ahead.rho)])
         if ahead is not None and self.world.size > 1 and not self.whole:
-            known = {job.batch: dict(_values(self._done[job])) for job in jobs if job in self._done}
-            known |= {pending[index].batch: dict(values) for index, values in deal.heard().items()}
-            early = ahead(known)
-            if early is not None and early not in self._done and deal.first(str(early)):
+            known = [self._done[job] for job in jobs if job in self._done]
+            words = [[len(known), *_highest(known, ahead.rho)], *deal.heard()]
+            batch = max((value, batch) for _, value, batch in words)[1]
+            early = Job(ahead.stage, batch)
+            enough = sum(count for count, _, _ in words) >= ahead.share * len(jobs)
+            if batch >= 0 and enough and early not in self._done and deal.first(str(early)):
                 found += self._early(early, do)
         for outcomes in self.world.gather(found, waiting):
             self._done.update({outcome.job: outcome for outcome in outcomes})
@@ -158,5 +170,6 @@ class Ledger:
             return []
 
 
-def _values(outcome: Outcome) -> list[tuple[float, float]]:
-    return [(rho, score.value) for rho, score in outcome.scores]
+def _highest(outcomes: Sequence[Outcome], rho: float) -> tuple[float, int]:
+    """The value of the batch that rose most, and its number; -1 for none."""
+    return max(((o.at(rho).value, o.job.batch) for o in outcomes if o.scores), default=(-1.0, -1))

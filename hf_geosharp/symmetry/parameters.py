@@ -126,6 +126,46 @@ class Copies(dict[str, Tensor]):
         return self[name]
 
 
+class Saved:
+    """Parameters that are written to for a while, over and over, and come back bit for bit."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._kept: dict[str, Tensor] = {}
+        self._open: list[tuple[Tensor, Tensor]] = []
+
+    def open(self, name: str) -> Tensor:
+        """The parameter, to be written to; what is in it is saved, once for all times that it is opened."""
+        parameter = self._parameters[name]
+        if name not in self._kept:
+            value = _copied(parameter)
+            if any(_memory(p) == _memory(parameter) for p, _ in self._open):
+                # It has been written to already, under another name.
+                self._open.append((parameter, value))
+                return parameter
+            self._kept[name] = value
+        self._open.append((parameter, self._kept[name]))
+        return parameter
+
+    def put_back(self) -> None:
+        """Puts back all that was opened, the last first: parameters may share memory."""
+        while self._open:
+            parameter, value = self._open[-1]
+            parameter.copy_(value)
+            self._open.pop()
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A copy, in half precision where that loses nothing: what was widened."""
+    if x.dtype == torch.float32 and x.ndim and _is_narrow(x[:1]) and _is_narrow(x):
+        return x.to(torch.bfloat16)
+    return x.clone()
+
+
+def _is_narrow(x: Tensor) -> bool:
+    return bool((x.to(torch.bfloat16) == x).all())
+
+
 def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies a mapping of weights into the model's parameters, in place."""
     parameters = dict(model.named_parameters(remove_duplicate=False))

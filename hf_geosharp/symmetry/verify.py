@@ -16,7 +16,7 @@ from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.inputs import Recipe, call, output_tensors, recipe
 from hf_geosharp.symmetry.map import Element, SymmetryMap, connected
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.parameters import Copies, widened
+from hf_geosharp.symmetry.parameters import Copies, Saved, widened
 from hf_geosharp.symmetry.probe import OF_CONTROL, Widened, deviation, double_by_default
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
@@ -201,8 +201,7 @@ class _Trial:
         self.model, self.batches, self.element, self.spread = model, batches, element, spread
         self.by_name: dict[str, Symmetry] = {s.name: s for s in symmetries.symmetries}
         self.named = {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
-        self.saved: list[tuple[Tensor, Tensor]] = []
-        """Parameters that are moved at the moment, and what was in them, in the order in which they were moved."""
+        self.saved = Saved(self.named)
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
         self.large = _parameters(model) > LARGE
         self.single: dict[str, tuple[float, float]] = {}
@@ -233,16 +232,15 @@ class _Trial:
             answers = self.outputs([self.batches[i] for i in which])
             return max(deviation(answer, self.base[i]) for i, answer in zip(which, answers, strict=True))
         finally:
-            self.restore()
+            self.saved.put_back()
 
     def _move(self, members: Sequence[Symmetry], act: _Act) -> None:
         """Acts with symmetries in double precision, and rounds once; on a large model in place."""
-        weights = _InPlace(self.named, self.saved) if self.large else Copies(self.named)
+        weights = _InPlace(self.saved) if self.large else Copies(self.named)
         for symmetry in members:
             act(symmetry)(weights, self.element.moves[symmetry.name])
         for name, value in weights.items() if not self.large else ():
-            self.saved.append((self.named[name], self.named[name].clone()))
-            self.named[name].copy_(value)
+            self.saved.open(name).copy_(value)
 
     @property
     def shortest(self) -> int:
@@ -309,39 +307,18 @@ class _Trial:
                 found.append(partial(self.moved, able, operator.attrgetter(way), short=self.large))
         return [*found]
 
-    def restore(self) -> None:
-        """Puts everything back, the last first: parameters may share memory."""
-        while self.saved:
-            parameter, value = self.saved[-1]
-            parameter.copy_(value)
-            self.saved.pop()
-
 
 class _InPlace(dict[str, Tensor]):
-    """The parameters themselves; what was in them is saved when one is first asked for."""
+    """The parameters themselves, each opened when it is first asked for."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], saved: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, saved: Saved) -> None:
         super().__init__()
-        self._parameters, self._saved = parameters, saved
+        self._saved = saved
 
     def __missing__(self, name: str) -> Tensor:
-        parameter = self._parameters[name]
-        self._saved.append((parameter, _saved(parameter)))
-        self[name] = parameter
-        return parameter
-
-
-def _saved(parameter: Tensor) -> Tensor:
-    """A copy, in half precision where that is what was widened."""
-    if _fits(parameter[:1]):
-        narrow = parameter.to(torch.bfloat16)
-        if bool((narrow == parameter).all()):
-            return narrow
-    return parameter.clone()
-
-
-def _fits(x: Tensor) -> bool:
-    return bool((x.to(torch.bfloat16) == x).all())
+        """A parameter that was not asked for before."""
+        self[name] = self._saved.open(name)
+        return self[name]
 
 
 @contextmanager
@@ -363,6 +340,6 @@ def _trial(
             trial.base = trial.outputs(batches)
         yield trial
     finally:
-        trial.restore()
+        trial.saved.put_back()
         for module, mode in training.items():
             module.training = mode

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.errors import UnsupportedModelError
-from hf_geosharp.symmetry.parameters import canonical_names, leaves, put, wide_copy
+from hf_geosharp.symmetry.parameters import Saved, canonical_names, leaves, put, wide_copy, widened
 
 
 def model_of(**tensors: Tensor) -> nn.Module:
@@ -122,3 +122,29 @@ def test_a_wide_copy_leaves_the_model_alone_and_putting_it_back_rounds_once() ->
     put(model, weights)
     assert torch.equal(model.weight, (before.double() / 3).float())
     assert model.weight.data_ptr() == pointer
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_what_is_opened_comes_back_bit_for_bit_each_time(stored: torch.dtype) -> None:
+    given = torch.tensor([[0.1, -0.0], [3e-39, float("nan")]]).to(stored)
+    weight = given.to(torch.float64 if stored == torch.float64 else torch.float32)
+    before = weight.clone()
+    saved = Saved({"weight": weight, "same": weight.view(-1), "scalar": torch.tensor(1.0)})
+    for order in (["weight", "same"], ["same", "weight"], ["scalar"]):
+        for name in order:
+            saved.open(name).add_(1)
+        saved.put_back()
+        assert torch.equal(weight.view(torch.int16), before.view(torch.int16))
+
+
+def test_what_shares_memory_shares_it_while_it_is_wide() -> None:
+    model = nn.Linear(3, 3, bias=False).half()
+    model.part = nn.Parameter(model.weight.data[1])
+    model.same = nn.Parameter(model.weight.data.view(-1))
+    before = model.weight.detach().clone()
+    with widened(model, torch.float64):
+        assert {p.dtype for p in model.parameters()} == {torch.float64}
+        assert torch.equal(model.weight, before.double())
+        model.part.data.fill_(7)
+        assert model.weight[1].tolist() == model.same[3:6].tolist() == [7, 7, 7]
+    assert torch.equal(model.weight, before)
