@@ -330,13 +330,16 @@ class PairFrame(Frame):
         return PairEndPoint(self, cast(Pairwise, u), order, out)
 
     def expand(self, k: Tensor, n: Tensor, order: Order, tolerance: float) -> Expansion:
-        """Coefficients of the end points Q α + u β for K = uᴴQ and W = uᴴu of both factors, and their adjoint."""
+        """Coefficients of curved end points Q α + u β for K = uᴴQ and W = uᴴu of both factors, and their adjoint."""
         if order == "second":
             return Expansion(*self.second.coefficients(k, n), self.second.pullback)
-        if order == "first":
-            alpha, beta = (torch.diag_embed(x).to(k.dtype).expand_as(k) for x in (self.root, self.w))
-            return Expansion(alpha, beta, None)
         return self._exact(k, n, tolerance)
+
+    def straight(self) -> Expansion:
+        """The same of straight lines, which do not depend on u: to first order, and for every order at u = 0."""
+        dtype = torch.complex128 if self.q[0].is_complex() else torch.float64
+        alpha, beta = (torch.diag_embed(x).to(dtype).expand(2, *x.shape, x.shape[-1]) for x in (self.root, self.w))
+        return Expansion(alpha, beta, None)
 
     def _exact(self, k: Tensor, n: Tensor, tolerance: float) -> Expansion:
         """By a graph of d x d matrices."""
@@ -433,10 +436,16 @@ class PairEndPoint(EndPoint):
     """End point of a geodesic of pairs, Q α + u β; α and β depend on u through K = uᴴQ and W = uᴴu alone."""
 
     def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
-        self.frame, self.u = frame, u
+        self.frame = frame
         dtype = u[0].dtype
-        self._k = frame.products(u, frame.q)
-        self._expansion = frame.expand(self._k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
+        self._curved: tuple[Pairwise, Tensor] | None = None
+        """u and K, where α and β depend on u."""
+        if order == "first":
+            self._expansion = frame.straight()
+        else:
+            k = frame.products(u, frame.q)
+            self._expansion = frame.expand(k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
+            self._curved = u, k
         self._beta = self._expansion.beta.to(dtype)
         alpha = self._expansion.alpha.to(dtype)
         self.point = tuple(
@@ -445,25 +454,27 @@ class PairEndPoint(EndPoint):
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor."""
-        frame, u, expansion = self.frame, self.u, self._expansion
+        frame, expansion = self.frame, self._expansion
         alpha = frame.products(frame.q, covector)
         along_u: Tensor | None = None
-        if expansion.back is None:
+        if self._curved is None or expansion.back is None:
             along_q = torch.zeros_like(alpha)
         else:
-            k, n = expansion.back(alpha, frame.products(u, covector))
+            k, n = expansion.back(alpha, frame.products(self._curved[0], covector))
             along_q, along_u = k.mH.contiguous(), geodesics.hermitian(n)
         if horizontal:
             # QᴴU of the result, out of what is known already; its vertical part goes the way of K̄.
-            flat = [x.flatten(0, 1) for x in (along_q, alpha, expansion.beta.mH, self._k.mH)]
+            flat = [x.flatten(0, 1) for x in (along_q, alpha, expansion.beta.mH)]
             inner = torch.baddbmm(flat[0], flat[1], flat[2])
-            if along_u is not None:
-                inner.baddbmm_(flat[3], along_u.flatten(0, 1))
+            if self._curved is not None and along_u is not None:
+                inner.baddbmm_(self._curved[1].mH.flatten(0, 1), along_u.flatten(0, 1))
             x = frame._vertical(inner.view_as(alpha))
             along_q[0].addcmul_(frame._outward, x.mH)
             along_q[1].addcmul_(frame._outward, x, value=-1)
-        dtype = u[0].dtype
-        terms = [(frame.q, along_q.to(dtype))] + ([] if along_u is None else [(u, along_u.to(dtype))])
+        dtype = self._beta.dtype
+        terms = [(frame.q, along_q.to(dtype))]
+        if self._curved is not None and along_u is not None:
+            terms.append((self._curved[0], along_u.to(dtype)))
         pulled = []
         for i, gamma in enumerate(covector):
             result = torch.bmm(self._beta[i].conj(), gamma.mT, out=None if out is None else out[i].mT)

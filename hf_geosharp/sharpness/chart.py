@@ -271,8 +271,8 @@ class Chart:
 
     def widen(self) -> None:
         """Every parameter is in reach again: undoes :meth:`focus`, and puts the base point into the model."""
-        # What is out of focus has stayed at the base point.
-        self.write(self.space.zeros())
+        # What is out of focus has stayed at the base point, where geodesics of all orders begin alike.
+        self.write(self.space.zeros(), "first")
         self._change(*self._whole)
 
     def _change(self, space: Space, loose: list[Loose | _Bundle]) -> None:
@@ -317,7 +317,7 @@ class Chart:
     def _start(self, part: Part) -> EndPoint:
         """Where a part is at u = 0."""
         zero = torch.zeros(part.numel, dtype=self.space.dtype, device=self.space.place(part))
-        end = part.frame.geodesic(part.split(zero), part.order)
+        end = part.frame.geodesic(part.split(zero), "first")
         end.point = ()
         return end
 
