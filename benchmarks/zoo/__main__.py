@@ -27,7 +27,7 @@ from torch import nn
 
 from benchmarks.make_demos import Split
 from benchmarks.zoo import data as sources
-from benchmarks.zoo.measures import ABLATIONS, GRID, Journal, measure
+from benchmarks.zoo.measures import ABLATIONS, GRID, Journal, grid, measure
 from benchmarks.zoo.page import page
 from benchmarks.zoo.plot import plot
 from benchmarks.zoo.summary import model_row, summary
@@ -69,7 +69,7 @@ def run(zoo: str, models: int, work: Path, train_only: bool, ablated: int) -> No
         return model, training_split(data, Recipe(**rows[index]["recipe"]))
 
     journal = Journal(folder / "measured.jsonl")
-    measure(journal, good, read, [cell.at(zoo) for cell in GRID])
+    measure(journal, good, read, grid(zoo))
     measure(journal, good[:ablated], read, [cell.at(zoo) for cell in ABLATIONS])
     names = {"others", *(cell.name for cell in (*GRID, *ABLATIONS))}
     found = [

@@ -6,34 +6,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.diagonal import paragraph
-from benchmarks.zoo.measures import GRID
 from benchmarks.zoo.summary import TARGETS
 
 Row = Mapping[str, Any]
 
 
 SHOWN = ("euclidean", "adaptive", "inv second", "mix second")
+BESIDE = ("gap in error", "gap in loss")
 
 
 def overall(results: Mapping[str, Row]) -> list[str]:
     """What comes first on the page: the zoos side by side."""
     if not results:
         return []
-    lines = ["| τ with the gap in loss | " + " | ".join(results) + " |", "| --- |" + " ---: |" * len(results)]
-    for name in SHOWN:
-        held = [next(row for row in r["held_out"] if row["name"] == name)["gap in loss"] for r in results.values()]
-        lines.append(f"| {name} | " + " | ".join(f"{c['tau']:+.2f} (ρ {c['rho']:g})" for c in held) + " |")
-    for name in (row["name"] for row in sides(next(iter(results.values())))[1]):
-        found = [next(row for row in r["rows"] if row["name"] == name)["gap in loss"] for r in results.values()]
-        lines.append(f"| {name} | " + " | ".join(f"{c['tau']:+.2f}" for c in found) + " |")
-    lines.append("| models | " + " | ".join(str(r["counts"]["reached"]) for r in results.values()) + " |")
     return [
         paragraph(
-            "Worst-case sharpness at the radius that another half of the models would choose, beside other figures. A "
-            "positive τ says that the model with the larger figure has the larger gap."
+            "Kendall's τ of worst-case sharpness, at the radius that another half of the models would choose (ρ), and "
+            "of other figures, with the gap between training and test. A positive τ says that the model with the "
+            "larger figure has the larger gap."
         ),
-        "\n".join(lines),
+        table(results),
     ]
+
+
+def table(results: Mapping[str, Row]) -> str:
+    """The zoos side by side."""
+    columns = [(result, target) for result in results.values() for target in BESIDE]
+    heads = [f"{zoo} ({r['counts']['reached']}), {target}" for zoo, r in results.items() for target in BESIDE]
+    lines = ["| | " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(columns)]
+
+    def row(name: str, kept: str) -> list[Row]:
+        return [next(row for row in r[kept] if row["name"] == name)[target] for r, target in columns]
+
+    for name in SHOWN:
+        lines.append(
+            f"| {name} | " + " | ".join(f"{c['tau']:+.2f} ({c['rho']:g})" for c in row(name, "held_out")) + " |"
+        )
+    for name in (row["name"] for row in sides(next(iter(results.values())))[1]):
+        lines.append(f"| {name} | " + " | ".join(f"{c['tau']:+.2f}" for c in row(name, "rows")) + " |")
+    return "\n".join(lines)
 
 
 def of(zoo: str, result: Row) -> list[str]:
@@ -42,6 +53,7 @@ def of(zoo: str, result: Row) -> list[str]:
     lines = [paragraph("- " + _standing(result, sharp, plain))]
     lines += [paragraph("- " + _strongest(target, sharp, plain)) for target in TARGETS]
     lines.append(paragraph("- " + _signs(sharp)))
+    lines.append(paragraph("- " + _slope(sharp)))
     lines.append(paragraph("- " + _given(sharp)))
     lines.append(paragraph("- " + _subsets(result, sharp)))
     return ["\n".join(lines)]
@@ -84,14 +96,25 @@ def _strongest(target: str, sharp: Sequence[Row], plain: Sequence[Row]) -> str:
 
 def _signs(sharp: Sequence[Row]) -> str:
     turned = []
-    for cell in GRID:
+    for name in dict.fromkeys(row["name"] for row in sharp):
         for target in TARGETS:
-            own = [row[target] for row in sharp if row["name"] == cell.name]
+            own = [row[target] for row in sharp if row["name"] == name]
             if any(c["high"] < 0 for c in own) and any(c["low"] > 0 for c in own):
-                turned.append(f"{cell.name} with {target}")
+                turned.append(f"{name} with {target}")
     if not turned:
         return "**No sign turns over the radii**: nowhere is one interval above 0 and another below."
     return f"**The sign turns over the radii** (an interval above 0 and another below) for {', '.join(turned)}."
+
+
+def _slope(sharp: Sequence[Row]) -> str:
+    def most(index: int) -> str:
+        own = [[row for row in sharp if row["name"] == name][index] for name in SHOWN]
+        return ", ".join(f"{row['gradient norm']:+.2f}" for row in own)
+
+    return (
+        f"**Beside the gradient norm**: τ of the two rankings is {most(0)} at the smallest radius "
+        f"({', '.join(SHOWN)}), and {most(-1)} at the largest."
+    )
 
 
 def _given(sharp: Sequence[Row]) -> str:

@@ -32,6 +32,9 @@ STEPS, DRAWS = 20, 10
 DAMPING = 0.1
 """Where it is varied."""
 
+EXACT = 3
+"""Radii of exact geodesics of mix: in larger balls many end, or take long to integrate."""
+
 HESSIAN_DRAWS = 10
 """Random vectors of the trace."""
 
@@ -41,9 +44,24 @@ RADII: dict[str, dict[str, tuple[float, ...]]] = {
         "adaptive": (0.03, 0.1, 0.3, 1.0, 3.0),
         "inv": (0.01, 0.03, 0.1, 0.3, 1.0),
         "mix": (0.003, 0.01, 0.03, 0.1, 0.3),
-    }
+    },
+    "text": {
+        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "adaptive": (0.1, 0.3, 1.0, 3.0, 10.0),
+        "inv": (0.03, 0.1, 0.3, 1.0, 3.0),
+        "mix": (0.03, 0.1, 0.3, 1.0, 3.0),
+    },
+    "finetune": {
+        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "adaptive": (0.1, 0.3, 1.0, 3.0, 10.0),
+        "inv": (0.03, 0.1, 0.3, 1.0, 3.0),
+        "mix": (0.03, 0.1, 0.3, 1.0, 3.0),
+    },
 }
 """Of each zoo and metric: from where the loss is a slope to where it saturates."""
+
+WIDER = {"image": 1, "text": 30, "finetune": 30}
+"""Times these are the radii of the average case, whose rise is that much smaller."""
 
 Row = dict[str, Any]
 
@@ -73,7 +91,11 @@ class Cell:
 
     def at(self, zoo: str) -> Cell:
         """At the radii of a zoo."""
-        return replace(self, radii=RADII[zoo][self.metric])
+        wider = WIDER[zoo] if self.mode == "average" else 1
+        radii = RADII[zoo][self.metric]
+        if (self.metric, self.order) == ("mix", "exact"):
+            radii = radii[:EXACT]
+        return replace(self, radii=tuple(float(f"{wider * rho:g}") for rho in radii))
 
     @property
     def usual(self) -> Cell:
@@ -105,7 +127,7 @@ GRID = (
     *(Cell(metric, mode="average") for metric in PLAIN),
     *(Cell(metric, "second", mode="average") for metric in PAIRED),
 )
-"""Of every model."""
+"""Of every model of "image"; of the others all but the preset ``paper``."""
 
 ABLATIONS = (
     *(Cell(metric, order) for metric in PAIRED for order in ("first", "exact")),
@@ -116,6 +138,11 @@ ABLATIONS = (
     *(Cell(metric, "second", batches=b, batch_size=m) for metric in PAIRED for b, m in ((4, 32), (4, 128), (1, 512))),
 )
 """Of some."""
+
+
+def grid(zoo: str) -> tuple[Cell, ...]:
+    """What is measured of every model of a zoo."""
+    return tuple(cell.at(zoo) for cell in GRID if zoo == "image" or cell.preset != "paper")
 
 
 def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:

@@ -6,7 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.zoo.measures import ABLATIONS, BATCH_SIZE, BATCHES, DRAWS, GRID, HESSIAN_DRAWS, RADII, STEPS, Cell
+from benchmarks.diagonal import tau_a
+from benchmarks.zoo.measures import (
+    ABLATIONS,
+    BATCH_SIZE,
+    BATCHES,
+    DRAWS,
+    HESSIAN_DRAWS,
+    RADII,
+    STEPS,
+    WIDER,
+    Cell,
+    grid,
+)
 from benchmarks.zoo.tau import PERMUTATIONS, held_out, p_values, partial_tau, tau
 from benchmarks.zoo.training import ACCURACY
 
@@ -29,7 +41,8 @@ def setting(zoo: str) -> Row:
     return {
         "accuracy": ACCURACY[zoo], "batches": BATCHES, "batch_size": BATCH_SIZE, "steps": STEPS, "draws": DRAWS,
         "hessian_draws": HESSIAN_DRAWS, "permutations": PERMUTATIONS,
-        "radii": {metric: list(radii) for metric, radii in RADII[zoo].items()}, "cells": [cell.name for cell in GRID],
+        "radii": {metric: list(radii) for metric, radii in RADII[zoo].items()}, "wider": WIDER[zoo],
+        "cells": [cell.name for cell in grid(zoo)],
     }  # fmt: skip
 
 
@@ -51,7 +64,7 @@ def figures(zoo: str, models: Sequence[Row]) -> tuple[dict[str, list[float]], li
     for name in models[0]["others"]:
         found[name] = [m["others"][name] for m in models]
     rows: list[Row] = [{"name": name} for name in found]
-    for cell in (cell.at(zoo) for cell in GRID):
+    for cell in grid(zoo):
         for i, rho in enumerate(cell.radii):
             values = [m["cells"][cell.name][i] for m in models]
             if None not in values:
@@ -67,6 +80,7 @@ def summary(zoo: str, models: Sequence[Row], trained: int) -> Row:
     loss = found["training loss"]
     chances = p_values(found, targets)
     for (key, values), row in zip(found.items(), rows, strict=True):
+        row["gradient norm"] = round(tau_a(values, found["gradient norm"]), 4)
         for name, target in targets.items():
             alone, among = chances[key, name]
             row[name] = {
@@ -84,7 +98,7 @@ def summary(zoo: str, models: Sequence[Row], trained: int) -> Row:
         },
         "ranges": {name: [round(f(values), 4) for f in (min, _median, max)] for name, values in targets.items()},
         "train_loss": [round(f(loss), 4) for f in (min, _median, max)],
-        "rise": {cell.name: _rises(models, cell) for cell in GRID},
+        "rise": {cell.name: _rises(models, cell) for cell in grid(zoo)},
         "rows": rows,
         "held_out": _held_out(zoo, found, targets),
         "ablations": ablations(zoo, models),
@@ -94,7 +108,7 @@ def summary(zoo: str, models: Sequence[Row], trained: int) -> Row:
 
 def _held_out(zoo: str, found: Mapping[str, Sequence[float]], targets: Mapping[str, Sequence[float]]) -> list[Row]:
     out = []
-    for cell in (cell.at(zoo) for cell in GRID):
+    for cell in grid(zoo):
         curve = {rho: found[key] for rho in cell.radii if (key := f"{cell.name}, {rho:g}") in found}
         if curve:
             out.append(

@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.metrics import EndPoint, Frame, Order, PairFrame, Tensors
+from hf_geosharp.geometry.space import Part
 from hf_geosharp.sharpness import estimate
 from hf_geosharp.sharpness.chart import Chart
 
@@ -52,7 +54,7 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 class StoredChart(Chart):
     """A chart whose pairs stay in the gauge that they are stored in."""
 
-    def _pair_part(self, batch):  # type: ignore[no-untyped-def]
+    def _pair_part(self, batch: Any) -> Part:
         part = super()._pair_part(batch)
         wide = {n: self._wide.get(n, self._tensors[n]).to(torch.float64) for n in batch.parameters}
         factors = [torch.empty(shape, dtype=torch.float64) for shape in part.shapes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from benchmarks.zoo import measures, summary, training
+from benchmarks.zoo import findings, measures, summary, training
 from benchmarks.zoo.data import Data, balanced, turned
 from benchmarks.zoo.measures import Cell, Journal
 from benchmarks.zoo.page import page
@@ -159,6 +160,14 @@ def test_a_score_is_taken_at_every_radius_and_grows_with_it() -> None:
         assert found[0] > 0
 
 
+def test_radii_are_those_of_the_zoo_and_wider_for_the_average() -> None:
+    assert Cell("inv", "second").at("image").radii == measures.RADII["image"]["inv"]
+    wide = Cell("inv", "second", mode="average").at("text")
+    assert wide.radii == pytest.approx([measures.WIDER["text"] * rho for rho in measures.RADII["text"]["inv"]])
+    assert wide.usual.at("text") == wide
+    assert len(Cell("mix", "exact").at("text").radii) == measures.EXACT
+
+
 def test_cells_have_names_of_their_own() -> None:
     names = [cell.name for cell in (*measures.GRID, *measures.ABLATIONS)]
     assert len(set(names)) == len(names)
@@ -196,6 +205,13 @@ def test_the_page_is_made_of_the_data() -> None:
     assert written.exists() == bool(KEPT)
     if KEPT:
         assert written.read_text(encoding="utf-8") == page(results())
+
+
+def test_the_table_of_the_guide_is_that_of_the_page() -> None:
+    guide = (ROOT / "docs" / "what-the-number-means.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- zoo-table -->\n(.*?)\n<!-- /zoo-table -->", guide, flags=re.DOTALL)
+    assert found is not None
+    assert found[1] == findings.table(results())
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
