@@ -4,8 +4,9 @@
 
 Models are built from a configuration alone, with random weights from a seed; the time that takes is told apart as
 loading. Each inspection runs in a process of its own, with two threads; the second one of a model finds what the first
-has kept on disk. Seconds are of the clock, and (in brackets) of the processors, which other work on the machine does
-not lengthen as much. Writes ``benchmarks/data/inspect.json`` and the table of ``benchmarks/README.md``. Linux only.
+has kept on disk. Seconds are those that the two threads computed, together, and in brackets those of the clock, which
+other work on the machine lengthens: the load of the machine meanwhile stands beside them. Writes
+``benchmarks/data/inspect.json`` and the table of ``benchmarks/README.md``. Linux only.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def measure(names: Sequence[str], quick: bool) -> dict[str, Row]:
         with tempfile.TemporaryDirectory() as folder:
             settings = {**MODELS[name], **(SMALL[name] if quick else {})}
             (Path(folder) / "config.json").write_text(json.dumps(settings))
-            rows[name] = {"first": _apart(Path(folder)), "again": _apart(Path(folder))}
+            rows[name] = {"first": _apart(Path(folder)), "again": _apart(Path(folder)), "load": os.getloadavg()[2]}
         print(name, json.dumps(rounded(rows[name], 3)), flush=True)
     return rows
 
@@ -114,7 +115,8 @@ def work(folder: Path) -> Row:
 
 def table(rows: dict[str, Row]) -> str:
     """The rows as a table."""
-    head = ["model", "parameters", "dimension", "loading", "finding", "proof", "again", "peak memory", "deviation"]
+    times = ["loading", "finding", "proof", "again"]
+    head = ["model", "parameters", "dimension", *times, "peak memory", "deviation", "load"]
     return markdown(head, [_cells(name, row) for name, row in rows.items()])
 
 
@@ -131,11 +133,12 @@ def _cells(name: str, row: Row) -> list[str]:
         _time([s for stage, s in again.items() if stage != "load"] or [{"seconds": 0, "cpu": 0}]),
         f"{max(s['peak'] for s in stages.values()) / 2**30:.1f} GiB",
         f"{first['deviation']:.0e} of {first['control']:.0e}",
+        f"{row['load']:.0f}",
     ]
 
 
 def _time(stages: Sequence[Row]) -> str:
-    return f"{sum(s['seconds'] for s in stages):.1f} s ({sum(s['cpu'] for s in stages):.1f} s)"
+    return f"{sum(s['cpu'] for s in stages):.1f} s ({sum(s['seconds'] for s in stages):.1f} s)"
 
 
 def save(rows: dict[str, Row]) -> None:

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks import extrapolate
+from benchmarks import extrapolate, scaling
 from benchmarks.tables import GENERATED, markdown, paragraph, ranged
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,22 +188,25 @@ def _exponent(fit: dict[str, float]) -> str:
 
 
 def _scaling(data: Data) -> list[str]:
-    count = data["processes"]
+    count, start = data["processes"], data["start"]
+    names = scaling.COLUMNS
     rows = [
-        [row["what"], f"{row['seconds']['median']:.3g} s", *(ranged(row[c]) for c in ("strong", "computing", "weak"))]
+        [row["what"], f"{row['seconds']['median']:.3g} s", *(ranged(row[name]) for name in names)]
         for row in data["rows"]
     ]
     return [
         paragraph(
             f"{count} processes with one thread each against one with one thread, on {data['batches']} batches of "
-            f"{data['samples']} samples of {data['model']} (`benchmarks/scaling.py`; started once, loading not timed). "
+            f"{data['samples']} samples of {data['model']} (`benchmarks/scaling.py`). *Machine*: time of one over the "
+            f"time in which {count} do the same side by side, each for itself, times {count}: what the machine gives. "
             f"*Strong*: time of one over time of {count} for the same work, at best {count}. *Computing*: the same of "
-            "processor time, that of the process which needed most: what is left once it does not matter what else "
-            f"the machine does. *Weak*: time of one over time of {count} for {count} times the work, at best 1. The "
-            "first row has no score in it and is what the machine gives. The proof of the symmetries is every "
-            "process's own, and the second run for reproducibility is one batch more, which one process does."
+            f"processor time, that of the process which needed most. *Weak*: time of one over time of {count} for "
+            f"{count} times the work, at best 1. Batches, and the measurements that prove the symmetries, are spread "
+            "over the processes; the second run for reproducibility is one batch more, which one process does. All are "
+            "calls in processes that stand there: until it has model and data, one takes "
+            f"{start['one']:.1f} s, and {count} with their launcher take {start['all']:.1f} s."
         ),
-        markdown(["work", "one process", f"{count} processes: strong", "computing", "weak"], rows),
+        markdown(["work", "one process", *names], rows),
     ]
 
 

@@ -81,9 +81,16 @@ def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
             "*Partial* is Kendall's partial tau given the training loss."
         ),
         paragraph(
-            "What was left out: geodesics of first order and exact ones, other damping, batches, steps and the "
-            "preset `attention` were measured on some models only (the last table of a zoo, where there is one), the "
-            "preset `paper` on the image zoo alone. Radii are five for each metric, and each model was trained once."
+            "What was left out: "
+            + (
+                "geodesics of first order and exact ones, the projection, damping, other batches and steps were varied "
+                "on some models only (the last table of a zoo)"
+                if any(result["ablations"] for result in results.values())
+                else "geodesics of first order and exact ones, the projection, damping, other batches and steps, which "
+                "`--ablated` varies, were not measured"
+            )
+            + "; the preset `paper` was on the image zoo alone. Radii are five for each metric, each model was trained "
+            "once, and a zoo of few models (their number stands in the table above) leaves wide intervals."
         ),
     ]
 

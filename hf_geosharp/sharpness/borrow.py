@@ -37,6 +37,13 @@ class Borrowed:
     shards: Shards | None = None
 
 
+def _not_finite(x: Tensor) -> int:
+    """How many entries are NaN or infinite. The extremes tell whether any is, at a fraction of the cost of a count."""
+    if not x.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(x.detach()))).all()):
+        return 0
+    return int((~torch.isfinite(x)).sum())
+
+
 def check(model: nn.Module, only: Collection[str] | None = None, shards: Shards | None = None) -> None:
     """Refuses what cannot be scored; ``only`` names the parameters that may move, if not all do.
 
@@ -80,7 +87,7 @@ def check(model: nn.Module, only: Collection[str] | None = None, shards: Shards 
                 f"{name} is on the meta device (offloaded or not loaded); load the whole model into memory first"
             )
     floating = [(name, p) for name, p in named if p.dtype in (torch.float32, torch.float64, *_HALF)]
-    bad = [0 if bool((finite := torch.isfinite(rows_of(p))).all()) else int((~finite).sum()) for _, p in floating]
+    bad = [_not_finite(rows_of(p)) for _, p in floating]
     for (name, p), count in zip(floating, bad if shards is None else shards.total(bad), strict=True):
         if count:
             raise ModelError(

@@ -16,13 +16,14 @@ ROW = {
         "stages": {"load": STAGE, "find": STAGE, "verify": {**STAGE, "peak": 5 << 30}},
     },
     "again": {"stages": {"load": STAGE, "find": {"seconds": 0.25, "cpu": 0.5, "peak": 0}}},
+    "load": 1.75,
 }  # fmt: skip
 
 
 def test_a_row_has_each_stage_in_seconds_and_the_highest_peak() -> None:
     row = inspect_cost.table({"small": ROW}).splitlines()[-1]
-    times = "2.0 s (3.0 s) | 2.0 s (3.0 s) | 2.0 s (3.0 s) | 0.2 s (0.5 s)"
-    assert row == f"| small | 5 M | 1,234 | {times} | 5.0 GiB | 1e-06 of 5e-01 |"
+    times = "3.0 s (2.0 s) | 3.0 s (2.0 s) | 3.0 s (2.0 s) | 0.5 s (0.2 s)"
+    assert row == f"| small | 5 M | 1,234 | {times} | 5.0 GiB | 1e-06 of 5e-01 | 2 |"
 
 
 def test_what_is_measured_is_written_and_other_models_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
