@@ -173,11 +173,10 @@ class _Walk:
 
     def _make(self) -> Tangent:
         assert self._model is not None
-        recipe = self._model.recipe(self._plan, self._inside)
+        recipe = self._model.recipe(self._plan)
         point = self.space.empty()
         size = math.sqrt(self.space.sweep((recipe.sum(point),), ((point, point),))[0])
-        if size > (self.rho + self._inside) / 2:
-            # What the vectors have in common was lost in rounding.
+        if size > self._inside:
             recipe = replace(recipe, factor=self._inside / size)
             point.mul_(recipe.factor)
         self._proposed = recipe
@@ -281,7 +280,7 @@ class _Model:
         """
         if loss is not None and not _quadratic(gram, loss, noise):
             vectors, gram = vectors[:2], gram[:2, :2]
-        self.vectors, self._gram = vectors, gram
+        self.vectors = vectors
         lengths = gram.diagonal().sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         values, axes = torch.linalg.eigh(inverse[:, None] * gram * inverse)
@@ -304,13 +303,9 @@ class _Model:
         step = z - self.center
         return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
 
-    def recipe(self, z: Tensor, inside: float) -> _Recipe:
-        """The tangent vector with these coordinates, or as much of it as is not longer than ``inside``."""
-        coefficients = self.basis @ z
-        size = math.sqrt(max(float(coefficients @ self._gram @ coefficients), 0.0))
-        if size > inside:
-            coefficients *= inside / size
-        terms = list(zip(self.vectors, coefficients.tolist(), strict=True))
+    def recipe(self, z: Tensor) -> _Recipe:
+        """The tangent vector with these coordinates."""
+        terms = list(zip(self.vectors, (self.basis @ z).tolist(), strict=True))
         # The last step comes first, whose memory the point may take.
         return _Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
 
