@@ -37,6 +37,9 @@ TRUST = 0.3
 TIE = 1e-3
 """Relative slope along the top axis of the model below which either side of it is as good."""
 
+SAME = 1e-9
+"""Relative difference of eigenvalues up to which they are one."""
+
 RELEASE = 0.5
 """Factor of σ after a step that raised the loss."""
 
@@ -173,10 +176,11 @@ class _Walk:
 
     def _make(self) -> Tangent:
         assert self._model is not None
-        recipe = self._model.recipe(self._plan)
+        recipe = self._model.recipe(self._plan, self._inside)
         point = self.space.empty()
         size = math.sqrt(self.space.sweep((recipe.sum(point),), ((point, point),))[0])
-        if size > self._inside:
+        if size > (self.rho + self._inside) / 2:
+            # The vectors have so much in common that their products do not tell how long it is.
             recipe = replace(recipe, factor=self._inside / size)
             point.mul_(recipe.factor)
         self._proposed = recipe
@@ -280,7 +284,7 @@ class _Model:
         """
         if loss is not None and not _quadratic(gram, loss, noise):
             vectors, gram = vectors[:2], gram[:2, :2]
-        self.vectors = vectors
+        self.vectors, self._gram = vectors, gram
         lengths = gram.diagonal().sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         values, axes = torch.linalg.eigh(inverse[:, None] * gram * inverse)
@@ -303,9 +307,13 @@ class _Model:
         step = z - self.center
         return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
 
-    def recipe(self, z: Tensor) -> _Recipe:
-        """The tangent vector with these coordinates."""
-        terms = list(zip(self.vectors, (self.basis @ z).tolist(), strict=True))
+    def recipe(self, z: Tensor, inside: float) -> _Recipe:
+        """The tangent vector with these coordinates, or as much of it as is not longer than ``inside``."""
+        coefficients = self.basis @ z
+        size = math.sqrt(max(float(coefficients @ self._gram @ coefficients), 0.0))
+        if size > inside:
+            coefficients *= inside / size
+        terms = list(zip(self.vectors, coefficients.tolist(), strict=True))
         # The last step comes first, whose memory the point may take.
         return _Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
 
@@ -342,22 +350,31 @@ def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float, near: Tensor) ->
     if not len(linear):
         return linear
     values, axes = torch.linalg.eigh(matrix)
-    c, w = (axes.mT @ linear).tolist(), values.tolist()
+    slope = axes.mT @ linear
+    # Which axes an eigenvalue has that is there several times is chance: they are one thing.
+    top = values >= values[-1] - SAME * values.abs().max()
+    lead, highest = slope[top], float(values[-1])
+    c = [*slope[~top].tolist(), float(lead.norm())]
+    w = [*values[~top].tolist(), highest]
 
     def at(multiplier: float) -> list[float]:
         return [a / (multiplier - b) if a else 0.0 for a, b in zip(c, w, strict=True)]
 
-    low = max(w[-1], 0.0)
-    if w[-1] < 0 and math.hypot(*at(0.0)) <= rho:
-        return axes @ torch.tensor(at(0.0), dtype=matrix.dtype)
+    if highest < 0 and math.hypot(*at(0.0)) <= rho:
+        return axes @ (slope / -values)
+    low = max(highest, 0.0)
     high = low + math.hypot(*c) / rho
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if math.hypot(*at(middle)) > rho else (low, middle)
-    z = at(high) if high > w[-1] else [0.0] * len(c)
-    if high > 0:
-        # On the sphere. Where the slope has hardly a part along the top axis, the maximum lies on either side of it.
-        rest = rho**2 - sum(x * x for x in z[:-1])
-        tie = abs(c[-1]) <= TIE * (math.hypot(*c) + rho * abs(w[-1]))
-        side = float(axes[:, -1] @ near) if tie else c[-1]
-        z[-1] = math.copysign(math.sqrt(max(rest, 0.0)), side)
-    return axes @ torch.tensor(z, dtype=matrix.dtype)
+    if high <= 0:
+        return torch.zeros_like(linear)
+    # On the sphere. Where the slope has hardly a part along the top axes, the maximum lies on either side of them.
+    z = torch.zeros_like(slope)
+    z[~top] = slope[~top] / (high - values[~top])
+    if c[-1] <= TIE * (math.hypot(*c) + rho * abs(highest)):
+        side = axes[:, top].mT @ near
+        lead = side if float(side.norm()) > SAME * rho else lead
+    if not lead.any():
+        lead = torch.ones_like(lead)
+    z[top] = lead / lead.norm() * (rho**2 - z.square().sum()).clamp(min=0).sqrt()
+    return axes @ z

@@ -52,6 +52,31 @@ def test_the_small_problem_in_the_hard_case() -> None:
         assert z.tolist() == pytest.approx([0.5, side * math.sqrt(0.75)])
 
 
+@pytest.mark.parametrize("top", [2.0, -1.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_small_problem_does_not_depend_on_the_axes_of_an_eigenvalue_that_is_there_twice(
+    top: float, seed: int
+) -> None:
+    """A slope that lies in their plane, and hardly along one of the axes that are found there."""
+    generator = torch.Generator().manual_seed(seed)
+    slope, near = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    values = torch.tensor([-5.0, top - 0.1, top, top], dtype=torch.float64)
+    found = []
+    across = math.atan2(float(slope[2]), float(slope[3]))
+    for angle in (0.0, 1.0, *(across + k * math.pi / 2 + d for k in range(4) for d in (0.0, 1e-4, -1e-4))):
+        turn = torch.eye(4, dtype=torch.float64)
+        cos, sin = math.cos(angle), math.sin(angle)
+        turn[2:, 2:] = torch.tensor([[cos, -sin], [sin, cos]], dtype=torch.float64)
+        # Turning the plane leaves the matrix as it is but for rounding.
+        z = largest_in_ball(slope, turn @ torch.diag(values) @ turn.mT, 0.7, near)
+        assert float(slope @ z + 0.5 * z @ (values * z)) == pytest.approx(
+            by_the_secular_equation(torch.diag(values), slope, 0.7), rel=1e-9
+        )
+        turned = turn.mT @ largest_in_ball(turn @ slope, torch.diag(values), 0.7, turn @ near)
+        found += [z, turned]
+    torch.testing.assert_close(torch.stack(found), found[0].expand(len(found), 4), rtol=0, atol=1e-9)
+
+
 # ------------------------------------------------------------------------------------------------------- quadratics
 
 
