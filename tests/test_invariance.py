@@ -39,10 +39,10 @@ each_order = pytest.mark.parametrize("order", ["first", "second", "exact"])
 
 
 @pytest.fixture(autouse=True)
-def _found_once(request: pytest.FixtureRequest) -> None:
+def _found_anew(request: pytest.FixtureRequest) -> None:
     """The fast tests find each family's symmetries anew; the slow ones go over the same families many times."""
-    if request.node.get_closest_marker("slow"):
-        request.getfixturevalue("finds_kept")
+    if not request.node.get_closest_marker("slow"):
+        request.getfixturevalue("finds_anew")
 
 
 @lru_cache

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from benchmarks import tiny
@@ -28,16 +29,27 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 """What each kind of model is given, by name and shape."""
 
 
-@pytest.mark.parametrize(("model_type", "shapes"), SHAPES.items(), ids=SHAPES.keys())
+OLD = int(transformers.__version__.split(".")[0]) < 5
+"""Transformers 4.x drops a Qwen2-VL's configurations that are objects; its V-JEPA 2 does not run when this small."""
+
+
+def unless_old(model_type: str, *rest: Any) -> Any:
+    marks = pytest.mark.skipif(OLD and model_type in {"vjepa2", "qwen2_vl"}, reason="does not run on transformers 4.x")
+    return pytest.param(model_type, *rest, marks=marks, id=model_type)
+
+
+@pytest.mark.parametrize(("model_type", "shapes"), [unless_old(*item) for item in SHAPES.items()])
 def test_every_kind_of_model_gets_what_it_runs_on(model_type: str, shapes: dict[str, tuple[int, ...]]) -> None:
-    model = tiny.build(model_type)
+    model = tiny.build(model_type).float()
     batch = synthetic(model)
     assert {k: tuple(v.shape) for k, v in batch.items()} == shapes
     with torch.no_grad():
         model(**batch)
 
 
-@pytest.mark.parametrize(("model_type", "image"), [("qwen2_vl", "image_grid_thw"), ("gemma3", "pixel_values")])
+@pytest.mark.parametrize(
+    ("model_type", "image"), [unless_old("qwen2_vl", "image_grid_thw"), unless_old("gemma3", "pixel_values")]
+)
 def test_text_holds_as_many_places_as_the_images_have_features(model_type: str, image: str) -> None:
     model = tiny.build(model_type)
     batch = synthetic(model)
