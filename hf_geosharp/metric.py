@@ -165,10 +165,10 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
         return {"inputs": predictions, "labels": references}
 
     def _score_samples(self, call: Mapping[str, Any], inputs: list[Any], labels: list[Any]) -> dict[str, Any]:
-        from hf_geosharp.tasks.kinds import task_of
+        from hf_geosharp.tasks.kinds import task_of_model
 
         if "model" in call:
-            task = task_of(type(call["model"]).__name__)
+            task = task_of_model(call["model"])
         else:
             loaded = self._load(call)
             task = loaded.task

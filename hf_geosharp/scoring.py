@@ -19,7 +19,7 @@ from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
-from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, task_of, weight
+from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, task_of_model, weight
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
 from hf_geosharp.tasks.models import LoadedModel, load_model
 from hf_geosharp.tasks.prepare import prepare_loaded
@@ -129,7 +129,7 @@ def score(
             raise UsageError(f"labels is {labels!r}; it is data or model")
         if labels == "model" and loss is not None:
             raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
-        task = task_of(written_class(model).__name__)
+        task = task_of_model(model)
         batches, data_identity = batches_from(
             data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
             with_labels=labels == "data",

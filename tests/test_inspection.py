@@ -46,6 +46,11 @@ HEAD_KEYS = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _found_anew(finds_anew: None) -> None:
+    """And proved anew."""
+
+
 @pytest.fixture(scope="module")
 def demo() -> Inspection:
     return inspect_pretrained("demo:digits-vit")

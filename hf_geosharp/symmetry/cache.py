@@ -1,8 +1,8 @@
 """Finds kept on disk: what was found on one architecture holds for the next model of it, to be verified anew.
 
-A find depends on the configuration, the class, the names and shapes of the parameters and the versions of the
-libraries, not on the weights; all of that is in the key. Files are written under another name and moved into place, so
-that processes may share a folder; what cannot be read counts as not there.
+A find depends on the configuration, the code, the parameters' names, shapes and places in memory (some may be one) and
+the versions of the libraries, not on the weights; all of that is in the key. Files are written under another name and
+moved into place, so that processes may share a folder; what cannot be read counts as not there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from hf_geosharp.symmetry.fingerprint import of_code
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -52,14 +54,28 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
         "schema": SCHEMA,
         "preset": preset,
         "proved": proved,
-        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "code": of_code(model),
         "config": settings,
         "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
-        "parameters": [[n, *p.shape] for n, p in model.named_parameters(remove_duplicate=False)],
+        "parameters": _layout(model),
         "inputs": sorted(k for k in inputs if not k.startswith("_")),
         "versions": {name: _version(name) for name in ("hf-geosharp", "torch", "transformers", "peft")},
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _layout(model: nn.Module) -> list[list[object]]:
+    """Name, shape and strides of each parameter, and where it begins on which piece of memory: some may be one."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    # Of unlike kinds of tensor, such as shards, the tensor itself stands for its memory.
+    plain = [type(p) in (Tensor, nn.Parameter) and not p.is_meta for _, p in named]
+    places = [p.untyped_storage().data_ptr() if known else id(p) for (_, p), known in zip(named, plain, strict=True)]
+    count = Counter(places)
+    number = {place: i for i, place in enumerate(count)}
+    return [
+        [n, *p.shape, p.stride(), number[place], p.storage_offset() if known and count[place] > 1 else 0]
+        for (n, p), place, known in zip(named, places, plain, strict=True)
+    ]
 
 
 _NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id", "use_cache"}

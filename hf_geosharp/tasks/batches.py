@@ -13,7 +13,7 @@ from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageErro
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
-from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of
+from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
 from hf_geosharp.tasks.labels import label_rule
 from hf_geosharp.tasks.models import LoadedModel
 from hf_geosharp.tasks.validate import check_batches
@@ -150,7 +150,7 @@ def _checked(batches: list[Batch], model: Any, task: Task | str | None, with_lab
 
 
 def _find(model: Any, task: Task | str | None) -> Task | None:
-    return find_task(task) if isinstance(task, str) else task or task_of(type(model).__name__)
+    return find_task(task) if isinstance(task, str) else task or task_of_model(model)
 
 
 def _check_sizes(samples: int, batch_size: int) -> None:

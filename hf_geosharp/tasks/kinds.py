@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 IGNORED = -100
 """The label that transformers leaves out of every token-level loss."""
@@ -158,6 +161,14 @@ def task_of(architecture: str) -> Task | None:
             if architecture in ((listed,) if isinstance(listed, str) else listed):
                 return task
     return None
+
+
+def task_of_model(model: nn.Module) -> Task | None:
+    """The task of a live model: of its class, or one that it was derived from; of what an adapter sits on."""
+    from hf_geosharp.symmetry.inputs.calls import without_adapter
+
+    kinds = type(without_adapter(model)).__mro__
+    return next((task for kind in kinds if (task := task_of(kind.__name__)) is not None), None)
 
 
 def weight(task: Task | None, batch: Mapping[str, Any]) -> float:

@@ -47,8 +47,9 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         data: what to measure on: a data set whose rows the Trainer's collator makes batches of, or batches (a list of
             dicts of tensors, or a DataLoader of them; one ball each). By default rows of the training data.
         every: "evaluate" (with each evaluation), "epoch", or a number of steps.
-        metric, geodesic, symmetries, rho, steps, seed, average, damping: as for :func:`hf_geosharp.score`; of several
-            radii the first one's value is logged.
+        metric, geodesic, symmetries, rho, ascent, steps, seed, average, damping: as for :func:`hf_geosharp.score`; of
+            several radii the first one's value is logged.
+        params: "all" measures an adapted model merged, on a copy; "lora" its adapter alone, where it is.
         samples, batch_size: how many rows, in batches of what size; one ball a batch.
         micro_batch: samples that go through the model at once; by default as many as in training, or one with gradient
             checkpointing.
@@ -77,12 +78,14 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         geodesic: Order | None = None,
         symmetries: str = "full",
         rho: float | Sequence[float] | None = None,
+        ascent: str = "secant",
         steps: int = 20,
         samples: int = 256,
         batch_size: int = 128,
         seed: int = 0,
         average: bool = False,
         damping: float = 0.0,
+        params: str = "all",
         micro_batch: int | None = None,
         reproducibility: bool = True,
         loss: Loss | NamedLoss | None = None,
@@ -100,8 +103,9 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._are_batches = data is not None and not is_rows(data)
         self._choice = Choice(samples, batch_size, seed)
         self._settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), steps=steps, seed=seed,
-            average=average, damping=damping, micro_batch=micro_batch, reproducibility=reproducibility,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent, steps=steps,
+            seed=seed, average=average, damping=damping, params=params, micro_batch=micro_batch,
+            reproducibility=reproducibility,
         )  # fmt: skip
         self._loss, self._function = loss, function_of(loss)
         self._cost = Cost(max_fraction)
@@ -279,7 +283,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         compute = self._compute()
 
         def prepare() -> Measurement:
-            refuse(model, args)
+            refuse(model, args, self._settings.params)
             return Measurement.prepare(
                 model,
                 self._data if self._are_batches else find_source(self._data, model, args, self._trainer, loader),

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+from hf_geosharp.symmetry.inputs.calls import without_adapter
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
 from hf_geosharp.trainer.subject import unwrap
 from hf_geosharp.trainer.untouched import untouched
@@ -101,9 +102,7 @@ def _columns(model: nn.Module, trainer: Any, args: Any) -> frozenset[str] | None
         # Subclasses override it: TRL's keep columns that only the collator reads.
         trainer._set_signature_columns_if_needed()
         return frozenset(trainer._signature_columns)
-    inner = unwrap(model)
-    base: Any = getattr(inner, "get_base_model", lambda: inner)
-    accepted = accepted_keys(base())
+    accepted = accepted_keys(without_adapter(unwrap(model)))
     return None if accepted is None else accepted | LABELS | frozenset(args.label_names or ())
 
 

@@ -16,10 +16,11 @@ from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import Settings, estimate
 from hf_geosharp.sharpness.objective import Batch, own_loss, rows
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.shards import is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
-from hf_geosharp.tasks.kinds import task_of, weight
+from hf_geosharp.tasks.kinds import task_of_model, weight
 from hf_geosharp.trainer.data import Choice, Source, choose, fitted
 from hf_geosharp.trainer.subject import subject
 
@@ -93,7 +94,7 @@ class Measurement:
             GeosharpError: as :mod:`hf_geosharp.trainer.data`, :mod:`hf_geosharp.trainer.subject` and
                 :func:`hf_geosharp.sharpness.borrow.borrow`; the model gives no loss.
         """
-        with subject(model, hooked=hooked) as inner:
+        with subject(model, hooked=hooked, params=settings.params) as inner:
             scored = _scored(inner, compute)
             if isinstance(data, Source):
                 drawn, identity = choose(data, choice)
@@ -108,7 +109,7 @@ class Measurement:
         return measurement
 
     def _try(self, scored: nn.Module) -> None:
-        with borrow(scored), torch.no_grad():
+        with borrow(scored, None, movable(scored, self.settings.params)), torch.no_grad():
             device = next(scored.parameters()).device
             few = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in rows(self.batches[0], 0, 2).items()}
             loss = (self.loss or own_loss)(call(scored, few), few)
@@ -121,9 +122,9 @@ class Measurement:
         Raises:
             GeosharpError: as :func:`hf_geosharp.sharpness.estimate.estimate`.
         """
-        with subject(model, hooked=self.hooked) as inner:
+        with subject(model, hooked=self.hooked, params=self.settings.params) as inner:
             name = written_class(inner).__name__
-            task = task_of(name)
+            task = task_of_model(inner)
             # Processes that share the weights share the passes; others do the same side by side.
             shared = any(map(is_sharded, inner.parameters()))
             world = World.find(next(inner.parameters()).device.type) if shared else World()

@@ -15,22 +15,25 @@ from torch import nn
 
 from hf_geosharp.errors import UnsupportedModelError
 from hf_geosharp.sharpness.borrow import check
+from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def refuse(model: nn.Module, args: Any = None) -> None:
+def refuse(model: nn.Module, args: Any = None, params: str = "all") -> None:
     """Stops where a set-up keeps the weights so that they cannot be perturbed; all processes have to call.
 
     Args:
         model: as the Trainer has it.
         args: the TrainingArguments.
+        params: which parameters are measured, "all" or "lora".
 
     Raises:
         UnsupportedModelError: ZeRO-3, FSDP1, tensor parallelism, quantised or offloaded weights; weights that FSDP2 has
-            sharded in half precision, or with adapters.
+            sharded in half precision, or with adapters that would have to be merged.
         ModelError: NaN in a parameter.
+        UsageError: "lora" without an active adapter.
     """
     inner = unwrap(model)
     try:
@@ -40,25 +43,25 @@ def refuse(model: nn.Module, args: Any = None) -> None:
         shards = Shards.of(inner)
         if shards is not None:
             shards.check_dtype(torch.float64 if _all_double(inner) else torch.float32)
-            _check_sharded(inner)
+            _check_sharded(inner, params)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
             f"{str(error).rstrip('.')}. Or train without the callback and score the saved checkpoints: hf-geosharp "
             "score CHECKPOINT."
         ) from None
-    check(inner, None, shards)
+    check(inner, movable(inner, params), shards)
 
 
-def _check_sharded(model: nn.Module) -> None:
+def _check_sharded(model: nn.Module, params: str) -> None:
     """A sharded model is measured as it is: no whole copy of it would fit.
 
     Raises:
         UnsupportedModelError: a copy would be needed.
     """
-    if _has_adapters(model):
+    if params == "all" and _has_adapters(model):
         raise UnsupportedModelError(
             "adapters are measured merged into the weights, and weights that are sharded over processes cannot be "
-            "merged: after the training hf_geosharp.score(model, data, params='lora') on all processes takes them"
+            "merged: params='lora' measures the adapter alone"
         )
     if _notices(model, False):
         raise UnsupportedModelError(
@@ -106,10 +109,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def subject(model: nn.Module, *, hooked: bool = False) -> Iterator[nn.Module]:
+def subject(model: nn.Module, *, hooked: bool = False, params: str = "all") -> Iterator[nn.Module]:
     """The model to be measured. It is the one in training, or a copy where that would notice:
 
-    - a PEFT model is merged on a copy in float32, for merging and unmerging changes the base weights;
+    - a PEFT model is merged on a copy in float32, for merging and unmerging changes the base weights, but where only
+      its adapter may move (``params`` "lora");
     - weights with gradient hooks (layer-wise optimizers step in them, reporters record in them) are copied;
     - half-precision weights are copied where the set-up has hooks of its own (``hooked``: DDP, DeepSpeed), which
       would be lost when the weights are widened.
@@ -122,7 +126,7 @@ def subject(model: nn.Module, *, hooked: bool = False) -> Iterator[nn.Module]:
     """
     inner = unwrap(model)
     with _as_written(inner):
-        if _has_adapters(inner):
+        if params == "all" and _has_adapters(inner):
             yield _merged(inner)
         elif _notices(inner, hooked):
             yield _copied(inner, "its weights have gradient hooks")

@@ -236,3 +236,25 @@ def test_parts_and_labels_of_the_model_work_on_an_adapter() -> None:
     result = score(adapted(), bert_batches(1), params="lora", per="layer", labels="model", **SHORT)
     assert [part.layer for part in result.per] == [0, 1]
     assert all(0 < part.value <= 1.05 * result.geodesic_sharpness for part in result.per)
+
+
+def test_micro_batches_of_an_adapted_language_model_are_weighted_by_its_own_tokens() -> None:
+    """By the tokens that are predicted: the wrapper's class alone does not say that labels are shifted."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)).double().eval()
+    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=False).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.normal_(std=0.4)
+    ids = torch.randint(0, 11, (4, 8), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    for row, length in enumerate((2, 8, 3, 5)):
+        labels[row, length:] = -100
+    batches = [{"input_ids": ids, "labels": labels}]
+    whole, one = (score(model, batches, micro_batch=size, **SHORT) for size in (None, 1))
+    assert one.base_loss == pytest.approx(whole.base_loss, rel=1e-6)  # its loss is in float32
+    assert one.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-3)

@@ -78,6 +78,55 @@ def test_a_find_is_for_one_preset_one_shape_one_setting_and_one_kind_of_proof() 
     assert len(set(keys)) == len(keys)
 
 
+def test_a_find_knows_which_parameters_are_one() -> None:
+    """The configuration does not tell: layers that were made one afterwards are other symmetries."""
+    plain, tied, aliased = build("bert"), build("bert"), build("bert")
+    for model in (tied, aliased):
+        first, second = (layer.attention.self.query for layer in model.bert.encoder.layer)  # type: ignore[union-attr]
+        second.weight = first.weight if model is tied else nn.Parameter(first.weight.data)
+    batch = batch_of("bert")
+    keys = [cache.key(model, "full", batch) for model in (plain, tied, aliased)]
+    assert keys[0] not in keys[1:]
+    # One parameter under two names and two on one piece of memory are the same to a find.
+    assert keys[1] == keys[2]
+
+
+def test_a_find_is_for_one_code() -> None:
+    """Of a class that is no library's, and of what was put in place of a module's forward or hooked to it."""
+    batch, keys = batch_of("bert"), []
+    for factor in (1.0, 2.0, 2.0):
+        kind = type("Own", (type(build("bert")),), {"scaled": eval(f"lambda self, x: x * {factor}")})
+        model = build("bert")
+        model.__class__ = kind
+        keys.append(cache.key(model, "full", batch))
+    assert keys[0] != keys[1] == keys[2] != cache.key(build("bert"), "full", batch)
+    patched, hooked = build("bert"), build("bert")
+    patched.bert.pooler.forward = lambda x: x[:, 0]  # type: ignore[union-attr]
+    hooked.bert.pooler.register_forward_hook(lambda module, args, output: output)  # type: ignore[union-attr]
+    keys += [cache.key(model, "full", batch) for model in (build("bert"), patched, hooked)]
+    assert len(set(keys)) == 5
+
+
+def test_the_key_is_the_same_in_every_process() -> None:
+    program = (
+        "from transformers import BertConfig, BertModel\n"
+        "from hf_geosharp.symmetry import cache\n"
+        "class Own(BertModel):\n"
+        "    def named(self, x):\n"
+        "        return x in {'first', 'second', 'third', 'fourth'}\n"
+        "sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)\n"
+        "print(cache.key(Own(BertConfig(**sizes)), 'full', {}))\n"
+    )
+    keys = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert keys[0] == keys[1] != ""
+
+
 def test_a_model_without_a_configuration_is_searched_every_time(folder: Path) -> None:
     assert cache.key(nn.Linear(2, 2), "full", {}) is None
 

@@ -12,7 +12,7 @@ import torch
 from hf_geosharp import score_pretrained
 from hf_geosharp.errors import GeosharpWarning, HubError, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.scoring import load_pretrained
-from hf_geosharp.tasks.kinds import TASKS, find_task, task_of, weight
+from hf_geosharp.tasks.kinds import TASKS, find_task, task_of, task_of_model, weight
 from hf_geosharp.tasks.models import load_model
 from tests.tasks.tiny import bert_config, edit_config, make_tokenizer, save
 
@@ -42,6 +42,20 @@ def test_tasks_have_names_and_aliases():
 )
 def test_task_of_an_architecture(architecture, name):
     assert task_of(architecture).name == name
+
+
+def test_task_of_a_live_model_is_that_of_its_class_its_parents_or_of_what_is_adapted():
+    peft = pytest.importorskip("peft")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    class Own(GPT2LMHeadModel):
+        pass
+
+    model = Own(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
+    assert task_of_model(model).name == "causal-lm"
+    config = peft.LoraConfig(target_modules=["c_attn"], r=1, task_type="CAUSAL_LM", fan_in_fan_out=True)
+    assert task_of_model(peft.get_peft_model(model, config)).name == "causal-lm"
+    assert task_of_model(torch.nn.Linear(2, 2)) is None
 
 
 def test_no_task_of_other_architectures():

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_geosharp import GeodesicSharpnessCallback, score
-from hf_geosharp.errors import ModelError, UnsupportedModelError
+from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.trainer.subject import fingerprint, refuse, subject
 from tests.sharpness.tiny import randomise
 from tests.trainer.tiny import QUICK, bert, evaluations, rows, trainer
@@ -162,6 +162,33 @@ class TestAdapters:
         assert result.pairs.count == 4
         assert result.model["class"] == "BertForSequenceClassification"
 
+    def test_a_training_whose_adapter_alone_is_measured(self, tmp_path: Path) -> None:
+        """As :func:`hf_geosharp.score` takes it of the same batches; the training does not notice."""
+        weights = []
+        for attached in (False, True):
+            torch.manual_seed(0)
+            trained = trainer(tmp_path, model=self.lora(bert(), lora_dropout=0.2))
+            batches = [dict(trained.data_collator(rows(4, seed)).items()) for seed in (5, 6)]
+            callback = GeodesicSharpnessCallback(batches, params="lora", ascent="apgd", **QUICK)
+            if attached:
+                callback.attach(trained)
+            trained.train()
+            weights.append([p.detach().clone() for p in trained.model.parameters()])
+        assert all(map(torch.equal, *weights))
+        found = callback.results[-1][1]
+        assert (found.params, found.ascent, found.model["task"]) == ("lora", "apgd", "text-classification")
+        assert set(found.pairs.by_kind) == {"lora GL(2)"}
+        quick = {k: v for k, v in QUICK.items() if k not in ("samples", "batch_size")}
+        alone = score(trained.model, batches, params="lora", ascent="apgd", micro_batch=4, **quick)
+        assert found.geodesic_sharpness == alone.geodesic_sharpness
+
+    def test_only_an_adapter_of_a_model_without_one_is_refused_at_the_start(self, tmp_path: Path) -> None:
+        trained = trainer(tmp_path)
+        GeodesicSharpnessCallback(params="lora", **QUICK).attach(trained)
+        with pytest.raises(UsageError, match="has no adapter"):
+            trained.train()
+        assert trained.state.global_step == 0
+
     def test_adapters_that_cannot_be_merged_are_refused_at_the_start(self, tmp_path: Path) -> None:
         from peft import PromptTuningConfig, get_peft_model
 
@@ -237,6 +264,7 @@ class TestRefusals:
         model = peft.get_peft_model(bert(), peft.LoraConfig(r=2, target_modules=["query"]))
         with pytest.raises(UnsupportedModelError, match="params='lora'"):
             refuse(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
+        refuse(model, params="lora")
 
     def test_at_the_start_of_the_training(self, tmp_path: Path) -> None:
         model = bert()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hf_geosharp.symmetry.inputs.calls import call, output_tensors
+from hf_geosharp.symmetry.inputs.calls import call, output_tensors, without_adapter
 from hf_geosharp.symmetry.inputs.draft import Batch, Draft, Part
 from hf_geosharp.symmetry.inputs.images import images
 from hf_geosharp.symmetry.inputs.rest import everything_known, only_required, usual
@@ -69,7 +69,7 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
         ValueError: the model wants an input that cannot be made up; pass an example batch instead.
     """
     # An adapter's wrapper takes anything and hands it on to the model inside.
-    model = getattr(model, "get_base_model", lambda: model)()
+    model = without_adapter(model)
     draft = Draft(model, rows, tokens, seed)
     device = next(model.parameters()).device
     first: Exception | None = None

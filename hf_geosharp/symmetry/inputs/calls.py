@@ -9,12 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 
+def without_adapter(model: nn.Module) -> nn.Module:
+    """The model that an adapter's wrapper (PEFT's) hands everything on to; a model without one is itself."""
+    base: nn.Module = getattr(model, "get_base_model", lambda: model)()
+    return base
+
+
 def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
     """Runs a model on a batch as the score does: private keys left out, no cache kept."""
     inputs = {k: v for k, v in batch.items() if not k.startswith("_")}
-    # An adapter's wrapper hands everything on to the model inside.
-    base = getattr(model, "get_base_model", lambda: model)()
-    if "use_cache" in inspect.signature(base.forward).parameters:
+    if "use_cache" in inspect.signature(without_adapter(model).forward).parameters:
         inputs.setdefault("use_cache", False)
     return model(**inputs)
 
