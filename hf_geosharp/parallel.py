@@ -344,10 +344,11 @@ class World:
             return
         if not self.leads:
             self._wait(["told"])
-        elif self.report is not None:
-            self.report(error)
-            self._store.set("told", "1")
-        if self._store.check(["told"]):
+        else:
+            if self.report is not None:
+                self.report(error)
+            self._store.set("told", "1" if self.report is not None else "0")
+        if self._store.check(["told"]) and self._store.get("told") == b"1":
             error.reported = True  # type: ignore[attr-defined]
         self._store.set(f"knows/{self.rank}", "1")
         if self.leads:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +18,12 @@ import torch.distributed as dist
 from hf_geosharp import parallel, score
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError, WorldError
 from hf_geosharp.parallel import World
+from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
+from tests.worlds import finished
+
+HERE = "tests.test_parallel"
+launch, results = partial(worlds.launch, module=HERE), partial(worlds.results, module=HERE)
 
 LAUNCHERS = [name for names in parallel._LAUNCHERS for name in names]
 
@@ -373,49 +373,6 @@ def test_a_launcher_inside_a_slurm_step_has_the_last_word(monkeypatch: pytest.Mo
 # --------------------------------------------------------------------------------------------------- real processes
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def launch(
-    size: int, function: str, *arguments: str, ranks: range | None = None, module: str = "tests.test_parallel",
-    **environment: str,
-) -> Any:  # fmt: skip
-    """Starts a ``function`` of this file, or of another one, in processes, by the variables that all launchers set."""
-    port = str(free_port())
-    common = os.environ | {
-        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-    } | environment  # fmt: skip
-    command = [sys.executable, "-m", module, function, *arguments]
-    return [
-        subprocess.Popen(
-            command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1],
-        )
-        for rank in ranks or range(size)
-    ]  # fmt: skip
-
-
-def finished(processes: Any, timeout: float = 300.0) -> list[tuple[int, str, str]]:
-    try:
-        # All at once: one whose output nobody reads would make the others wait.
-        with ThreadPoolExecutor(len(processes)) as pool:
-            outputs = list(pool.map(lambda p: p.communicate(timeout=timeout), processes))
-        return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
-    finally:
-        for p in processes:
-            p.kill()
-
-
-def results(size: int, function: str, *arguments: str, module: str = "tests.test_parallel") -> list[Any]:
-    done = finished(launch(size, function, *arguments, module=module))
-    assert all(code == 0 for code, _, _ in done), done
-    return [json.loads(out.splitlines()[-1]) for _, out, _ in done]
-
-
 CASES: dict[str, dict[str, Any]] = {
     "several radii, evidence and baselines": {"rho": [0.2, 0.1], "baselines": ["adaptive", "euclidean"]},
     "average": {"average": True, "rho": [0.1, 0.2], "steps": 4},
@@ -478,9 +435,9 @@ def sum_tensors() -> None:
     generator = torch.Generator().manual_seed(world.rank)
     tensors = [torch.randn(shape, generator=generator) for shape in ((3, 4), (600, 700), (5,), ())]
     tensors.append(torch.randn(6, 5, generator=generator, dtype=torch.float64).T)
-    world.add_(tensors)
+    with world.together():
+        world.add_(tensors)
     print(json.dumps([t.double().tolist() for t in tensors]))
-    world.barrier()
 
 
 @pytest.mark.slow
@@ -593,8 +550,3 @@ def test_a_world_that_does_not_come_together_is_given_up() -> None:
     ((code, _, err),) = finished(launch(2, "waiting", ranks=range(1)))
     assert code == 1
     assert "WorldError: the 2 processes that the launcher announced did not all meet at 127.0.0.1:" in err
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    globals()[sys.argv[1]](*sys.argv[2:])

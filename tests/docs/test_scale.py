@@ -12,7 +12,7 @@ import pytest
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
 from tests.docs.page import fenced, parse
-from tests.test_parallel import finished, launch
+from tests.worlds import finished, launch
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_script_for_sharded_models_runs(tmp_path: Path) -> None:
     (script,) = blocks("py")
     (tmp_path / "sharded_model.py").write_text(script, encoding="utf-8")
-    ranks = finished(launch(2, "", module="sharded_model", PYTHONPATH=str(tmp_path)))
+    ranks = finished(launch(2, "run_script", str(tmp_path / "sharded_model.py"), module="tests.worlds"))
     assert [code for code, _, _ in ranks] == [0, 0], ranks
     whole = score_pretrained("demo:vader-bert", samples=64, batch_size=32, steps=3, device="cpu")
     assert float(ranks[0][1]) == pytest.approx(whole.geodesic_sharpness, rel=1e-3)

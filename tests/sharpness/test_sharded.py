@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from hf_geosharp.sharpness.sharded import ShardedChart, sites_of
 from hf_geosharp.sharpness.shards import Shards, written_class
 from hf_geosharp.symmetry.fold import KeyBias
 from hf_geosharp.symmetry.map import SymmetryMap
+from tests import worlds
 from tests.sharpness.test_adapter import adapted
 from tests.sharpness.tiny import (
     TinyAttention,
@@ -39,9 +40,9 @@ from tests.sharpness.tiny import (
     gpt2,
     gpt2_batches,
 )
-from tests.test_parallel import finished, launch, results
 
-HERE = "tests.sharpness.test_sharded"
+launch = partial(worlds.launch, module="tests.sharpness.test_sharded")
+results = partial(worlds.results, module="tests.sharpness.test_sharded")
 
 # It warns of linear layers that are units of their own.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -214,7 +215,7 @@ def test_a_chart_of_one_process_is_the_plain_one(world: None) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_chart_of_several_processes_is_the_plain_one(size: int) -> None:
     # Heads of 2 rows and biases of 2 entries on 3 ranks: some have nothing of a parameter, or of a site.
-    assert results(size, "print_compared", module=HERE) == [[]] * size
+    assert results(size, "print_compared") == [[]] * size
 
 
 def count_entries() -> None:
@@ -234,7 +235,7 @@ def count_entries() -> None:
 
 @pytest.mark.slow
 def test_each_rank_has_its_part_of_the_state() -> None:
-    for shares in results(3, "count_entries", module=HERE):
+    for shares in results(3, "count_entries"):
         assert all(share < 0.45 for share in shares), shares
 
 
@@ -289,13 +290,19 @@ def print_replicated() -> None:
     print(json.dumps(all_cases(True, 2, REPLICATED)))
 
 
+@cache
+def whole_cases() -> dict[str, Any]:
+    return all_cases(False)
+
+
 @pytest.mark.slow
+@pytest.mark.xdist_group("scores of the whole model")
 @pytest.mark.parametrize(("size", "copies"), [(2, None), (3, None), (2, 2), (4, 2)])
 def test_the_score_of_a_sharded_model_is_that_of_the_whole_one(size: int, copies: int | None) -> None:
-    ranks = results(size, "print_cases" if copies is None else "print_replicated", module=HERE)
+    ranks = results(size, "print_cases" if copies is None else "print_replicated")
     assert all(found == ranks[0] for found in ranks)
-    for name, expected in all_cases(False, names=tuple(ranks[0])).items():
-        found = ranks[0][name]
+    for name, found in ranks[0].items():
+        expected = whole_cases()[name]
         # Language models take their loss in float32 whatever they are.
         floor = 1e-6 * expected["base_loss"] if "texts" in name else 1e-12
         for point, other in zip(found["curve"], expected["curve"], strict=True):
@@ -347,7 +354,7 @@ def continued(folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_journal_knows_the_weights_however_they_are_sharded(tmp_path: Path) -> None:
-    ranks = results(2, "continued", str(tmp_path), module=HERE)
+    ranks = results(2, "continued", str(tmp_path))
     assert ranks[0] == ranks[1]
     assert ranks[0][0] == ranks[0][1]
     from hf_geosharp.sharpness.journal import Journal
@@ -409,7 +416,7 @@ def failing(what: str) -> None:
     ],
 )
 def test_a_failure_is_everyone_s_and_the_rows_come_back(what: str, message: str) -> None:
-    done = finished(launch(2, "failing", what, module=HERE))
+    done = worlds.finished(launch(2, "failing", what))
     for _, out, err in done:
         told, intact = json.loads(out.splitlines()[-1]) if out.strip() else (err, True)
         assert re.search(message, told), (told, err)
@@ -523,8 +530,3 @@ def test_a_plain_copy_is_the_model_as_it_was_written(world: None) -> None:
     # The model itself still is sharded, and runs.
     assert type(model).__name__.startswith("FSDP")
     assert torch.equal(model(**data).loss, expected)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    globals()[sys.argv[1]](*sys.argv[2:])
