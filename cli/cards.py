@@ -56,7 +56,8 @@ def find_local(target: str) -> Place | None:
         folder = path.parent
         if not folder.is_dir():
             raise GeosharpError(f"there is no folder {folder}; create it first")
-        model = str(folder) if (folder / "config.json").is_file() else None
+        own = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+        model = str(folder) if own else None
         return Place(name=folder.resolve().name, model=model, file=path)
     if looks_like_path(target):
         raise GeosharpError(f"there is no file or folder {target}")

@@ -93,8 +93,8 @@ def _search(result: SharpnessResult) -> str:
         return f"{result.mode} case, seed {result.seed}"
     converged = sum(batch.converged for batch in result.per_batch)
     return (
-        f"{result.mode} case, {result.steps} steps ({converged} of {len(result.per_batch)} batches converged), "
-        f"seed {result.seed}"
+        f"{result.mode} case, {result.ascent}, {result.steps} steps at most "
+        f"({converged} of {len(result.per_batch)} batches converged), seed {result.seed}"
     )
 
 

@@ -132,9 +132,12 @@ def _settings(settings: Any) -> str:
     data = settings["data"]
     where = data.get("id") or "batches in memory"
     split = f" ({data['split']})" if data.get("split") else ""
+    average = settings["mode"] == "average"
+    search = f"{settings['steps']} draws" if average else f"{settings['ascent']}, {settings['steps']} steps at most"
+    moved = "" if settings["params"] == "all" else f", {settings['params']} weights alone"
     return (
         f"{settings['metric']}, rho {settings['rho']:g}, geodesic {settings['geodesic']}, symmetries "
-        f"{settings['symmetries']}, {settings['mode']} case, {settings['steps']} steps, seed {settings['seed']}; "
+        f"{settings['symmetries']}{moved}, {settings['mode']} case, {search}, seed {settings['seed']}; "
         f"{settings['samples']} samples in batches of {settings['batch_size']} of {where}{split}"
     )
 

@@ -347,7 +347,9 @@ def _inspect(
     if known is None:
         known = _measured(model, identity, wanted, batches, how)
         if digest is not None:
-            cache.keep(digest, dataclasses.asdict(known))
+            # Where the model is from is not part of what was measured.
+            measured = {k: v for k, v in known.model.items() if k not in identity}
+            cache.keep(digest, dataclasses.asdict(replace(known, model=measured)))
     elif wanted.verify:
         known = replace(known, inputs=f"{how or known.inputs}; proved before on the very same weights")
     return replace(known, model={**known.model, **identity}, warnings=[*notes, *known.warnings])

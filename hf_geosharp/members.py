@@ -168,10 +168,11 @@ def _task(member: Member, token: str | None) -> str | None:
     place = member.place
     if place.startswith(demos.PREFIX):
         place = str(demos.path(demos.base_name(place)[0]))
-    path = fetch(find_source(place, member.revision, token), "config.json")
+    source = find_source(place, member.revision, token)
+    path = fetch(source, "config.json")
     if path is None:
-        # Loading says what is to be done about an adapter.
-        if (Path(place).expanduser() / "adapter_config.json").is_file():
+        # The task of an adapter is that of its base, which loading finds.
+        if fetch(source, "adapter_config.json") is not None:
             return None
         raise ModelError(f"{member.source} has no config.json, so it is no model")
     try:

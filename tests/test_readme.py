@@ -14,7 +14,7 @@ import pytest
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.estimate import DEFAULT_RHO
 from hf_geosharp.sharpness.result import SharpnessResult
-from tests.docs.page import fenced
+from tests.docs.page import anchors, fenced
 from tests.symmetry.table import LESS, TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,7 +158,10 @@ def test_every_file_that_is_named_exists(document: str) -> None:
     named += re.findall(r"\]\(((?!http|#)[^)]+)\)", text)
     assert named or document == "CHANGELOG.md"
     for path in named:
-        assert (ROOT / path).exists() or ((ROOT / document).parent / path).exists(), path
+        file, _, heading = path.partition("#")
+        found = next((x for x in (ROOT / file, (ROOT / document).parent / file) if x.exists()), None)
+        assert found is not None, path
+        assert not heading or heading in anchors(found.read_text(encoding="utf-8")), path
 
 
 def test_the_table_of_fields_has_every_field_of_a_result() -> None:

@@ -52,9 +52,13 @@ def plain(result: SharpnessResult) -> SharpnessResult:
     Raises:
         CardError: a number is missing, NaN or infinite, or of a type that is no number; a setting is no text.
     """
-    texts = {name: _text(getattr(result, name), name) for name in ("metric", "geodesic", "symmetries", "mode")}
+    texts = {
+        name: _text(getattr(result, name), name)
+        for name in ("metric", "geodesic", "symmetries", "params", "mode", "ascent")
+    }
     counts = {name: whole(getattr(result, name), name) for name in ("steps", "samples", "batch_size", "seed")}
-    numbers = {name: finite(getattr(result, name), name) for name in ("geodesic_sharpness", "base_loss", "rho")}
+    names = ("geodesic_sharpness", "base_loss", "rho", "damping")
+    numbers = {name: finite(getattr(result, name), name) for name in names}
     if texts["metric"] not in METRIC_TYPES:
         raise CardError(f"the result's metric is {result.metric!r}; a card can hold {', '.join(METRIC_TYPES)}")
     return dataclasses.replace(
@@ -84,7 +88,9 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
         "rho": result.rho,
         "geodesic": result.geodesic,
         "symmetries": result.symmetries,
+        "params": result.params,
         "case": result.mode,
+        "ascent": result.ascent,
         "steps": result.steps,
         "samples": result.samples,
         "batch_size": result.batch_size,
@@ -92,6 +98,8 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
     }
     if result.data.get("labels") == "model":
         args["labels"] = "model"
+    if result.damping:
+        args["damping"] = result.damping
     metric = {
         "type": kind,
         "value": _rounded(result.geodesic_sharpness),

@@ -38,8 +38,12 @@ def recipe(result: SharpnessResult, model: str) -> Recipe:
             None, "It was taken from Python, on data and with a model of the caller's, by `hf_geosharp.score`."
         )
     line = shlex.join(["hf-geosharp", "score", _model(result.model, model), *_options(result)])
-    mapped = result.data.get("labels") == "label map"
-    return Recipe(line, "A map of labels (`--label-map`) was given as well." if mapped else "")
+    notes = []
+    if result.data.get("labels") == "label map":
+        notes.append("A map of labels (`--label-map`) was given as well.")
+    if result.damping:
+        notes.append(f"It was taken from Python, with `damping={result.damping:g}`.")
+    return Recipe(line, " ".join(notes))
 
 
 def _model(identity: Mapping[str, Any], model: str) -> str:
@@ -68,7 +72,10 @@ def _options(result: SharpnessResult) -> Iterator[str]:
 
 
 def _measure(result: SharpnessResult) -> Iterator[str]:
-    yield from ("--metric", result.metric, "--geodesic", result.geodesic, "--symmetries", result.symmetries)
+    yield from ("--metric", result.metric, "--geodesic", result.geodesic)
+    # There are none to choose for a metric that has none.
+    if result.symmetries != "none":
+        yield from ("--symmetries", result.symmetries)
     # The first radius is the score.
     for rho in (result.rho, *(point.rho for point in result.curve if point.rho != result.rho)):
         yield from ("--rho", f"{rho:g}" if float(f"{rho:g}") == rho else repr(rho))
@@ -86,6 +93,8 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
         yield from ("--labels", "model")
     if result.model.get("dtype") in ("float32", "float64"):
         yield from ("--dtype", str(result.model["dtype"]))
+    if result.data.get("skipped_batches"):
+        yield from ("--on-nan", "skip")
     for by in dict.fromkeys(part.by for part in result.per):
         yield from ("--per", by)
     if result.profile is not None:

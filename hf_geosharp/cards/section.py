@@ -181,6 +181,8 @@ def _settings(result: SharpnessResult) -> Iterator[tuple[str, str]]:
     yield "metric", f"{plain(result.metric)}, geodesic {plain(result.geodesic)}, {plain(result.mode)} case"
     symmetries = f"{plain(result.symmetries)}: {pairs.count:,} pairs, {pairs.symmetry_dim:,} dimensions divided out"
     yield "symmetries", symmetries + (f", {len(pairs.dropped)} dropped" if pairs.dropped else "")
+    if result.params != "all":
+        yield "weights that may move", "those of the adapter alone"
     yield "samples", f"{result.samples:,} in batches of {result.batch_size:,}, seed {result.seed}"
     yield "steps", _steps(result)
     loss = "divergence from the model's own output" if result.data.get("labels") == "model" else "the model's own"
@@ -196,7 +198,9 @@ def _steps(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.steps} draws"
     converged = sum(batch.converged for batch in result.per_batch)
-    return f"{result.steps}; converged in {converged} of {len(result.per_batch)} batches"
+    return (
+        f"at most {result.steps}, {plain(result.ascent)}; converged in {converged} of {len(result.per_batch)} batches"
+    )
 
 
 def _reproducible(result: SharpnessResult) -> str:

@@ -46,6 +46,7 @@ from hf_geosharp.sharpness.selection import BY, NO_HEADS, PARAMS, Selection, mov
 from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.sharpness.shards import Shards, whole_of
 from hf_geosharp.symmetry.find import PRESETS, find_symmetries
+from hf_geosharp.symmetry.fingerprint import of_adapters, of_config
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
 
@@ -320,6 +321,7 @@ def estimate(
         steps=effective.steps,
         ascent="none" if effective.average else effective.ascent,
         params=effective.params,
+        damping=effective.damping if effective.geometry.paired else 0.0,
         per=per,
         profile=runs.profile,
         seed=effective.seed,
@@ -375,6 +377,8 @@ def _identity(
         "versions": dict(versions),
         "batches": len(batches),
         "data": data_digest or digest_batches(batches),
+        "config": of_config(borrowed.model),
+        "adapters": of_adapters(borrowed.model),
         "weights": digest(chain(_weights(borrowed), rest, _frozen(borrowed))),
     }
 

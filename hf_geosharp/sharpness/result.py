@@ -13,7 +13,7 @@ from hf_geosharp.errors import DataError
 
 SCHEMA = 1
 
-_LATER = frozenset({"ascent", "params", "per", "profile"})
+_LATER = frozenset({"ascent", "params", "damping", "per", "profile"})
 """Fields that results of schema 1 once did not have: where they are missing, their defaults are what was meant."""
 
 
@@ -135,8 +135,9 @@ class SharpnessResult:
     "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
     perturbation lies, per pair site and per remaining parameter (the shares add up to 1). ``params`` says which
-    parameters may move: "all", or "lora" for those of an adapter. ``per`` (scores of single parts) and ``profile`` are
-    there on request.
+    parameters may move: "all", or "lora" for those of an adapter. ``symmetries`` is "none" for metrics without, and
+    ``damping`` the relative relaxation of near-singular directions. ``per`` (scores of single parts) and ``profile``
+    are there on request.
     """
 
     geodesic_sharpness: float
@@ -166,6 +167,7 @@ class SharpnessResult:
     warnings: list[str] = field(default_factory=list)
     ascent: str = "apgd"
     params: str = "all"
+    damping: float = 0.0
     per: tuple[PartScore, ...] = ()
     profile: Profile | None = None
     schema: int = SCHEMA

@@ -11,16 +11,15 @@ import hashlib
 import json
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from hf_geosharp.symmetry.fingerprint import of_code
+from hf_geosharp.symmetry.fingerprint import NOT_STRUCTURE, of_code, of_layout
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -49,7 +48,7 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict"):
         return None
-    settings = {k: v for k, v in config.to_dict().items() if k not in _NOT_STRUCTURE}
+    settings = {k: v for k, v in config.to_dict().items() if k not in NOT_STRUCTURE}
     found = {
         "schema": SCHEMA,
         "preset": preset,
@@ -57,28 +56,11 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
         "code": of_code(model),
         "config": settings,
         "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
-        "parameters": _layout(model),
+        "parameters": of_layout(model),
         "inputs": sorted(k for k in inputs if not k.startswith("_")),
         "versions": {name: _version(name) for name in ("hf-geosharp", "torch", "transformers", "peft")},
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _layout(model: nn.Module) -> list[list[object]]:
-    """Name, shape and strides of each parameter, and where it begins on which piece of memory: some may be one."""
-    named = list(model.named_parameters(remove_duplicate=False))
-    # Of unlike kinds of tensor, such as shards, the tensor itself stands for its memory.
-    plain = [type(p) in (Tensor, nn.Parameter) and not p.is_meta for _, p in named]
-    places = [p.untyped_storage().data_ptr() if known else id(p) for (_, p), known in zip(named, plain, strict=True)]
-    count = Counter(places)
-    number = {place: i for i, place in enumerate(count)}
-    return [
-        [n, *p.shape, p.stride(), number[place], p.storage_offset() if known and count[place] > 1 else 0]
-        for (n, p), place, known in zip(named, places, plain, strict=True)
-    ]
-
-
-_NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id", "use_cache"}
 
 
 def _version(name: str) -> str | None:

@@ -9,10 +9,12 @@ import hashlib
 import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -34,7 +36,8 @@ def fingerprint(model: nn.Module) -> str | None:
         {
             "config": {k: v for k, v in config.to_dict().items() if k != "_name_or_path"},
             "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
-            "modules": [[n, type(m).__module__, type(m).__qualname__] for n, m in model.named_modules()],
+            "code": of_code(model),
+            "layout": of_layout(model),
             "tensors": _contents(tensors),
         }
     )
@@ -46,22 +49,56 @@ def of_batches(batches: Iterable[Mapping[str, Any]]) -> str:
 
 
 def of_code(model: nn.Module) -> str:
-    """The digest of what decides how a model computes, but for its settings and weights.
+    """The digest of what decides how a model computes, but for its configuration and its weights.
 
-    That is the class of each module; of classes that are not a library's the files that they stand in and their
-    methods, and likewise functions that were put in place of a module's own ``forward`` or hooked to it.
+    That is the class of each module and what it holds beside weights (which adapter is active, say); and of what is not
+    a library's the code: of classes, methods that were put into a library's class, functions in place of a module's own
+    ``forward`` or hooked to it, and the function that a configuration names for attention.
     """
     foreign: dict[str, object] = {}
     for kind in {c for m in model.modules() for c in type(m).__mro__}:
-        if not _is_librarys(kind):
-            methods = {n: _of_function(f) for n, f in vars(kind).items() if callable(f)}
-            foreign[f"{kind.__module__}.{kind.__qualname__}"] = [_of_file(kind.__module__), methods]
-    modules = [[n, type(m).__module__, type(m).__qualname__, *map(_of_function, _put_in(m))] for n, m in _named(model)]
-    return _of([modules, foreign])
+        methods = {n: _of_function(f) for n, f in vars(kind).items() if callable(f) and not _is_librarys(f)}
+        if methods or not _is_librarys(kind):
+            foreign[f"{kind.__module__}.{kind.__qualname__}"] = [_of_file(kind), methods]
+    modules = [
+        [n, type(m).__module__, type(m).__qualname__, _of_attributes(m), *map(_of_function, _put_in(m))]
+        for n, m in model.named_modules(remove_duplicate=False)
+    ]
+    return _of([modules, foreign, _of_attention(model)])
 
 
-def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return model.named_modules(remove_duplicate=False)
+def of_adapters(model: nn.Module) -> str:
+    """The digest of which adapters take part, and how much; the same however the model is wrapped or sharded."""
+    layers = [
+        (n, m) for n, m in model.named_modules() if any(c.__module__.startswith("peft.") for c in type(m).__mro__)
+    ]
+    return _of([[n, _of_attributes(m)] for n, m in layers])
+
+
+def of_config(model: nn.Module) -> str | None:
+    """The digest of a configuration, but for names and what does not matter to a loss; None without one."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return None
+    return _of({k: v for k, v in config.to_dict().items() if k not in NOT_STRUCTURE})
+
+
+NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id", "use_cache"}
+"""Of a configuration."""
+
+
+def of_layout(model: nn.Module) -> list[list[object]]:
+    """Name, shape and strides of each parameter, and where it begins on which piece of memory: some may be one."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    # Of unlike kinds of tensor, such as shards, the tensor itself stands for its memory.
+    plain = [type(p) in (Tensor, nn.Parameter) and not p.is_meta for _, p in named]
+    places = [p.untyped_storage().data_ptr() if known else id(p) for (_, p), known in zip(named, plain, strict=True)]
+    count = Counter(places)
+    number = {place: i for i, place in enumerate(count)}
+    return [
+        [n, *p.shape, p.stride(), number[place], p.storage_offset() if known and count[place] > 1 else 0]
+        for (n, p), place, known in zip(named, places, plain, strict=True)
+    ]
 
 
 def _put_in(module: nn.Module) -> Iterator[Callable[..., Any]]:
@@ -71,38 +108,76 @@ def _put_in(module: nn.Module) -> Iterator[Callable[..., Any]]:
     yield from (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
 
 
-def _of_function(function: Callable[..., Any]) -> list[object]:
-    """Its name, and the code of it and of all that it wraps."""
-    written: Any = function
-    codes: list[object] = []
-    while written is not None:
-        code = getattr(getattr(written, "__func__", written), "__code__", None)
-        codes.append(_of_bytecode(code) if code is not None else type(written).__qualname__)
-        written = getattr(written, "__wrapped__", None) or getattr(written, "func", None)
-    return [getattr(function, "__qualname__", ""), *codes]
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_NAMES = frozenset({"name_or_path", "hf_device_map", "warnings_issued", "_is_hf_initialized", "forward"})
+"""Attributes that say where a model is from or lies, or are looked at anyway."""
 
 
-def _of_bytecode(code: CodeType) -> list[object]:
-    return [code.co_code.hex(), code.co_names, [_of_constant(c) for c in code.co_consts]]
+def _of_attributes(module: nn.Module) -> dict[str, object]:
+    """What a module holds beside weights and modules, as far as it is plain."""
+    return {n: _plain(v) for n, v in vars(module).items() if n not in _OF_EVERY_MODULE and n not in _NAMES}
 
 
-def _of_constant(value: object) -> object:
+def _plain(value: Any) -> object:
+    """Of data their content, of functions their code, of all else the type."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return sorted([repr(k), _plain(v)] for k, v in value.items())
+    if isinstance(value, (set, frozenset)):
+        # Their order is another in each process.
+        return sorted(repr(_plain(v)) for v in value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
     if isinstance(value, CodeType):
-        return _of_bytecode(value)
-    # The order of a set is another in each process.
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)
+        return [value.co_code.hex(), *value.co_names, [_plain(v) for v in value.co_consts]]
+    return _of_function(value) if isinstance(value, (FunctionType, MethodType, partial)) else type(value).__qualname__
 
 
-def _of_file(module: str) -> str | None:
-    """The digest of the file that a module of Python stands in; None if there is none."""
+def _of_function(function: Any) -> list[object]:
+    """Its name; and code, defaults and captured values of it and of all that it wraps."""
+    parts: list[object] = [getattr(function, "__qualname__", "")]
+    while function is not None:
+        plain = getattr(function, "__func__", function)
+        held = [getattr(plain, n, None) for n in ("__code__", "__defaults__", "__kwdefaults__", "args", "keywords")]
+        parts += [
+            type(plain).__qualname__,
+            *map(_plain, held),
+            *map(_captured, getattr(plain, "__closure__", None) or ()),
+        ]
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return parts
+
+
+def _captured(cell: Any) -> object:
+    """What a function has captured; of functions the names alone, for they may hold one another."""
     try:
-        return hashlib.sha256(Path(inspect.getfile(sys.modules[module])).read_bytes()).hexdigest()
-    except (KeyError, TypeError, OSError):
+        value = cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
+    return getattr(value, "__qualname__", "") if callable(value) else _plain(value)
+
+
+def _of_attention(model: nn.Module) -> dict[str, object]:
+    """The functions that compute attention under the names in the configurations, where they are no library's."""
+    functions = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
+    names = {getattr(getattr(m, "config", None), "_attn_implementation", None) for m in model.modules()}
+    found = {n: functions.get(n) for n in names if isinstance(n, str)}
+    return {n: _of_function(f) for n, f in found.items() if f is not None and not _is_librarys(f)}
+
+
+def _of_file(kind: type) -> str | None:
+    """The digest of the file that a class of the user's stands in; None if there is none."""
+    try:
+        return None if _is_librarys(kind) else hashlib.sha256(Path(inspect.getfile(kind)).read_bytes()).hexdigest()
+    except (TypeError, OSError):
         return None
 
 
-def _is_librarys(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in (*LIBRARIES, "builtins")
+def _is_librarys(written: Any) -> bool:
+    """Whether a class or a function is one of the libraries' (or nobody says where it was written)."""
+    place = getattr(getattr(written, "__func__", written), "__module__", None) or "builtins"
+    return str(place).partition(".")[0] in (*LIBRARIES, *sys.stdlib_module_names)
 
 
 def _of(data: object) -> str:

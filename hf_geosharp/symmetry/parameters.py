@@ -191,7 +191,7 @@ def widened(model: nn.Module, dtype: torch.dtype = torch.float32) -> Iterator[No
     stored = [(t, t.data) for t in tensors]
     together: dict[object, list[tuple[Tensor, Tensor]]] = {}
     for t, data in stored:
-        together.setdefault(_memory(data), []).append((t, data))
+        together.setdefault((_memory(data), data.dtype), []).append((t, data))
     try:
         for members in together.values():
             if len(members) == 1:

@@ -164,10 +164,11 @@ def task_of(architecture: str) -> Task | None:
 
 
 def task_of_model(model: nn.Module) -> Task | None:
-    """The task of a live model: of its class, or one that it was derived from; of what an adapter sits on."""
+    """The task of a live model: of its class, or of one whose forward pass it has; of what an adapter sits on."""
     from hf_geosharp.symmetry.inputs.calls import without_adapter
 
-    kinds = type(without_adapter(model)).__mro__
+    own = type(without_adapter(model))
+    kinds = (c for c in own.__mro__ if getattr(c, "forward", None) is own.forward)
     return next((task for kind in kinds if (task := task_of(kind.__name__)) is not None), None)
 
 
@@ -189,7 +190,7 @@ def weight(task: Task | None, batch: Mapping[str, Any]) -> float:
         return float(len(batch[TARGET_LOGITS]) if mask is None else mask.sum())
     labels = batch.get("labels")
     token_level = task.token_level if task is not None else _looks_token_level(labels)
-    if token_level and labels is not None:
+    if token_level and labels is not None and labels.ndim > 1:
         counted = labels[:, 1:] if task is not None and task.shifted else labels
         return float((counted != IGNORED).sum())
     for value in batch.values():

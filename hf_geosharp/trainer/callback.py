@@ -111,7 +111,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._cost = Cost(max_fraction)
         self._trainer: Any = None
         self._measurement: Measurement | None = None
-        self._known: tuple[tuple[int, ...], float] | None = None
+        self._known: tuple[tuple[int | str, ...], float] | None = None
         self._record: dict[str, float] = {}
         self._recorded: tuple[str, int] | None = None
         self._named: tuple[int, str] | None = None

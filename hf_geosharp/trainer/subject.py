@@ -6,7 +6,7 @@ What cannot be measured is refused here, with the reason.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from hf_geosharp.errors import UnsupportedModelError
 from hf_geosharp.sharpness.borrow import check
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
+from hf_geosharp.symmetry.fingerprint import of_adapters
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -41,15 +42,16 @@ def refuse(model: nn.Module, args: Any = None, params: str = "all") -> None:
             if applies(model, args):
                 raise UnsupportedModelError(reason)
         shards = Shards.of(inner)
+        only = movable(inner, params)
         if shards is not None:
-            shards.check_dtype(torch.float64 if _all_double(inner) else torch.float32)
+            shards.check_dtype(torch.float64 if _all_double(inner) else torch.float32, only)
             _check_sharded(inner, params)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
             f"{str(error).rstrip('.')}. Or train without the callback and score the saved checkpoints: hf-geosharp "
             "score CHECKPOINT."
         ) from None
-    check(inner, movable(inner, params), shards)
+    check(inner, only, shards)
 
 
 def _check_sharded(model: nn.Module, params: str) -> None:
@@ -63,7 +65,7 @@ def _check_sharded(model: nn.Module, params: str) -> None:
             "adapters are measured merged into the weights, and weights that are sharded over processes cannot be "
             "merged: params='lora' measures the adapter alone"
         )
-    if _notices(model, False):
+    if _notices(model, False, movable(model, params)):
         raise UnsupportedModelError(
             "the weights have gradient hooks, which a measurement would set off, and are sharded over processes, so "
             "that no copy can be measured instead"
@@ -128,16 +130,18 @@ def subject(model: nn.Module, *, hooked: bool = False, params: str = "all") -> I
     with _as_written(inner):
         if params == "all" and _has_adapters(inner):
             yield _merged(inner)
-        elif _notices(inner, hooked):
+        elif _notices(inner, hooked, movable(inner, params)):
             yield _copied(inner, "its weights have gradient hooks")
         else:
             yield inner
 
 
-def _notices(model: nn.Module, hooked: bool) -> bool:
+def _notices(model: nn.Module, hooked: bool, only: Collection[str] | None) -> bool:
+    """Whether a training would notice that the parameters that may move (``only``; all if None) do."""
     return any(
         p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) or (hooked and p.dtype in _HALF)
-        for p in model.parameters()
+        for n, p in model.named_parameters()
+        if only is None or n in only
     )
 
 
@@ -217,13 +221,14 @@ def _as_written(model: nn.Module) -> Iterator[None]:
             modules[name] = child
 
 
-def fingerprint(model: nn.Module) -> tuple[int, ...]:
-    """A checksum of each weight and buffer over its bits, at the cost of reading them: equal for equal weights.
+def fingerprint(model: nn.Module) -> tuple[int | str, ...]:
+    """A checksum of each weight and buffer over its bits, and which adapters take part: equal for equal functions.
 
-    Of weights that are sharded, of what lies here.
+    Of weights that are sharded, of what lies here. It costs reading them.
     """
     tensors = [*map(rows_of, model.parameters()), *model.buffers()]
-    return tuple(int(_bits(t.detach()).sum(dtype=torch.int64)) for t in tensors if t.numel() and not t.is_meta)
+    sums = (int(_bits(t.detach()).sum(dtype=torch.int64)) for t in tensors if t.numel() and not t.is_meta)
+    return (of_adapters(model), *sums)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

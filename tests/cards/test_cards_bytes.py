@@ -266,7 +266,8 @@ def test_the_whole_card_as_it_is_written() -> None:
         f'      config: sst2\n      split: train\n      revision: "{RESULT.data["revision"]}"\n'
         "    metrics:\n    - type: geodesic_sharpness\n      value: 0.0125\n"
         "      name: Geodesic sharpness (inv, rho 0.1)\n      args:\n        metric: inv\n        rho: 0.1\n"
-        "        geodesic: second\n        symmetries: full\n        case: worst\n        steps: 20\n"
+        "        geodesic: second\n        symmetries: full\n        params: all\n        case: worst\n"
+        "        ascent: apgd\n        steps: 20\n"
         "        samples: 256\n        batch_size: 128\n        seed: 0\n    source:\n      name: hf-geosharp\n"
         "      url: https://arxiv.org/abs/2505.05409\n"
     )

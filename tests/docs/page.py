@@ -21,3 +21,9 @@ def parse(line: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None, line
     command.make_context(name, options, parent=click.Context(main))
+
+
+def anchors(page: str) -> set[str]:
+    """What a link to a heading of a page ends with."""
+    headings = re.findall(r"^#+ (.*)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hf_geosharp import GeodesicSharpnessCallback
-from tests.docs.page import fenced
+from tests.docs.page import anchors, fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
@@ -46,8 +46,7 @@ def test_files_that_are_named_exist() -> None:
         page = next((x for x in (ROOT / file, ROOT / "docs" / file) if x.exists()), None)
         assert page is not None, path
         if heading:
-            headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-            assert heading in {h.lower().replace(",", "").replace(" ", "-") for h in headings}, path
+            assert heading in anchors(page.read_text(encoding="utf-8")), path
 
 
 def test_the_defaults_that_are_named_are_the_defaults() -> None:

@@ -135,7 +135,7 @@ def layers(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(("make", "data"), [(bert, bert_batches), (gpt2, gpt2_batches)])
-def test_checkpointing_computes_layers_twice_and_changes_nothing(make: Any, data: Any) -> None:
+def test_checkpointing_computes_layers_twice_and_changes_nothing(make: Any, data: Any, finds_anew: None) -> None:
     model, batches = make(), data(1)
     plain = quick(model, batches, reproducibility=False)
     count = 0

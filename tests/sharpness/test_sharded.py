@@ -204,7 +204,8 @@ def compare_charts() -> list[str]:
 
 def print_compared() -> None:
     dist.init_process_group("gloo")
-    print(json.dumps(compare_charts()))
+    with World.find("cpu").together():
+        print(json.dumps(compare_charts()))
 
 
 def test_a_chart_of_one_process_is_the_plain_one(world: None) -> None:
@@ -225,8 +226,9 @@ def count_entries() -> None:
     from hf_geosharp.symmetry.find import find_symmetries
 
     found = find_symmetries(bert(num_hidden_layers=6).double(), bert_batches(1)[0], cached=False)
-    with borrow(model) as borrowed:
-        chart = ShardedChart(borrowed, found, Geometry("inv", "second"), World.find("cpu"))
+    world = World.find("cpu")
+    with world.together(), borrow(model) as borrowed:
+        chart = ShardedChart(borrowed, found, Geometry("inv", "second"), world)
         whole = sum(leaf.tensor.numel() for leaf in chart._borrowed.leaves.values() if not leaf.members)
         frames = sum(q.numel() for p in chart.space.parts if isinstance(p.frame, PairFrame) for q in p.frame.q)
         total = sum(p.numel() for p in model.parameters())

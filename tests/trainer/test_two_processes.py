@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUPS = (
     "with", "without", "with-half", "without-half", "with-accumulate", "without-accumulate", "with-best",
     "with-failing", "with-raising", "with-overridden", "with-sharded", "without-sharded",
+    "with-sharded-adapter", "without-sharded-adapter",
 )  # fmt: skip
 
 # In one worker: the trainings are done once.
@@ -39,7 +40,9 @@ def test_two_processes_trained(reports: Any) -> None:
     assert all(report["world"] == 2 for both in reports.values() for report in both)
 
 
-@pytest.mark.parametrize("setup", ["with", "with-half", "with-accumulate", "with-best", "with-sharded"])
+@pytest.mark.parametrize(
+    "setup", ["with", "with-half", "with-accumulate", "with-best", "with-sharded", "with-sharded-adapter"]
+)
 def test_the_value_is_the_same_on_both(reports: Any, setup: str) -> None:
     first, second = reports[setup]
     assert first["values"] == second["values"]
@@ -48,7 +51,7 @@ def test_the_value_is_the_same_on_both(reports: Any, setup: str) -> None:
     assert first["heard"] == first["values"]
 
 
-@pytest.mark.parametrize("setup", ["", "-half", "-accumulate", "-sharded"])
+@pytest.mark.parametrize("setup", ["", "-half", "-accumulate", "-sharded", "-sharded-adapter"])
 def test_the_weights_are_those_of_a_training_without(reports: Any, setup: str) -> None:
     """In half precision the gradients would no longer be shared if the weights themselves were widened."""
     both = reports[f"with{setup}"] + reports[f"without{setup}"]
@@ -56,8 +59,9 @@ def test_the_weights_are_those_of_a_training_without(reports: Any, setup: str) -
     assert len({report["random"] for report in both}) == 1
 
 
-def test_the_value_of_sharded_weights_is_that_of_whole_ones(reports: Any) -> None:
-    for report in reports["with-sharded"]:
+@pytest.mark.parametrize("setup", ["with-sharded", "with-sharded-adapter"])
+def test_the_value_of_sharded_weights_is_that_of_whole_ones(reports: Any, setup: str) -> None:
+    for report in reports[setup]:
         assert report["values"][-1] == pytest.approx(report["again"], rel=1e-4)
 
 

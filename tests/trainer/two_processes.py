@@ -70,14 +70,27 @@ def shard(model: Any) -> Any:
 
     PartialState(cpu=True)
     mesh = init_device_mesh("cpu", (2,))
-    for layer in model.bert.encoder.layer:
+    for layer in [m for m in model.modules() if type(m).__name__ == "BertLayer"]:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
 
+def adapted(model: Any) -> Any:
+    """With an adapter that is not zero."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.copy_(0.3 * torch.randn(p.shape, generator=generator))
+    return model
+
+
 def measured_again(callback: Any, weights: Any) -> float:
     """The last value, taken of a whole model with the weights at the end."""
-    model = bert()
+    model = adapted(bert()) if callback._settings.params == "lora" else bert()
     model.load_state_dict(weights, strict=False)
     measurement = callback._measurement
     return float(replace(measurement, hooked=False).take(model, 0).geodesic_sharpness)
@@ -100,12 +113,13 @@ def main(out: Path, setup: str) -> None:
     if "overridden" in setup:
         changes["kind"] = LogsOnOne
     if "sharded" in setup:
-        model, changes = shard(model), {"kind": Shards}
+        model, changes = shard(adapted(model) if "adapter" in setup else model), {"kind": Shards}
     trained = trainer(out / "run", model=model, callbacks=[heard], train_dataset=dataset(32), **changes)
     callback = None
     if "without" not in setup:
         kind = FailsOnOne if {"failing", "raising"} & set(setup.split("-")) else GeodesicSharpnessCallback
-        callback = kind(on_error="raise" if "raising" in setup else "warn", **QUICK).attach(trained)
+        params = "lora" if "adapter" in setup else "all"
+        callback = kind(on_error="raise" if "raising" in setup else "warn", params=params, **QUICK).attach(trained)
         if "best" in setup:
             trained.add_callback(EarlyStoppingCallback(1))
     with warnings.catch_warnings(record=True) as said:
@@ -130,7 +144,7 @@ def main(out: Path, setup: str) -> None:
         "said": [str(w.message) for w in said if w.category.__name__ == "GeosharpWarning"],
         "error": error,
         "random": float(torch.rand(())),
-        "again": measured_again(callback, weights) if setup == "with-sharded" else None,
+        "again": measured_again(callback, weights) if setup.startswith("with-sharded") else None,
     }
     trained.accelerator.wait_for_everyone()
     (out / f"{setup}-{rank}.json").write_text(json.dumps(report))
