@@ -114,8 +114,9 @@ _NAMES = frozenset({"name_or_path", "hf_device_map", "warnings_issued", "_is_hf_
 
 
 def _of_attributes(module: nn.Module) -> dict[str, object]:
-    """What a module holds beside weights and modules, as far as it is plain."""
-    return {n: _plain(v) for n, v in vars(module).items() if n not in _OF_EVERY_MODULE and n not in _NAMES}
+    """What a module holds beside weights and modules, as far as it is plain; not what torch's wrappers note there."""
+    known = (n for n in vars(module) if n not in _OF_EVERY_MODULE and n not in _NAMES and not n.startswith("__"))
+    return {n: _plain(vars(module)[n]) for n in known}
 
 
 def _plain(value: Any) -> object:

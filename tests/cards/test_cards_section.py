@@ -81,6 +81,14 @@ def test_the_command_of_local_files_names_no_folder() -> None:
     assert (params["labels"], params["average"], params["dtype"], params["rho"]) == ("model", True, "float64", (1e-7,))
 
 
+def test_the_command_names_no_symmetries_where_there_were_none_to_choose() -> None:
+    given = arguments(recipe(make_result(metric="adaptive", symmetries="none", geodesic="first"), MODEL))
+    assert (given["metric"], given["symmetries"]) == ("adaptive", "full")
+    skipped = arguments(recipe(make_result(data={"id": "x.csv", "skipped_batches": [3]}), MODEL))
+    assert skipped["on_nan"] == "skip"
+    assert "`damping=0.01`" in recipe(make_result(damping=0.01), MODEL).note
+
+
 def test_a_score_of_python_has_no_recipe() -> None:
     result = make_result(data={"fingerprint": "abc"})
     assert recipe(result, MODEL).line is None

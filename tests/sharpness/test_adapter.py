@@ -258,3 +258,35 @@ def test_micro_batches_of_an_adapted_language_model_are_weighted_by_its_own_toke
     whole, one = (score(model, batches, micro_batch=size, **SHORT) for size in (None, 1))
     assert one.base_loss == pytest.approx(whole.base_loss, rel=1e-6)  # its loss is in float32
     assert one.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-3)
+
+
+def two_adapters() -> Any:
+    """a on queries, b on values; a is active."""
+    model = adapted(target_modules=["query"])
+    model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["value"]), autocast_adapter_dtype=False)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B.second" in name:
+                p.normal_(std=0.4, generator=torch.Generator().manual_seed(5))
+    return model.eval()
+
+
+def test_the_score_is_that_of_the_adapter_that_is_active_whatever_was_found_before() -> None:
+    """Which adapter takes part is no weight, no setting and no name: finds on disk have to know it all the same."""
+    model, batches = two_adapters(), bert_batches(1)
+    kinds = []
+    for active, roles in (("default", {"query"}), ("second", {"value"}), (["default", "second"], {"query", "value"})):
+        model.base_model.set_adapter(active)
+        found = score(model, batches, params="lora", **SHORT)
+        assert found.metric == "inv"
+        assert {place.split(".")[-2] for place in found.share} == roles
+        kinds.append(found.pairs.by_kind)
+    assert kinds == [{"lora GL(2)": 2}, {"lora GL(2)": 2}, {"lora GL(2)": 4}]
+
+
+def test_a_journal_is_of_the_adapter_that_was_active(tmp_path: Path) -> None:
+    model, batches = two_adapters(), bert_batches(1)
+    score(model, batches, output=tmp_path, **SHORT)
+    model.set_adapter("second")
+    with pytest.raises(UsageError, match=r"belongs to another run: .*adapters"):
+        score(model, batches, output=tmp_path, **SHORT)

@@ -47,9 +47,22 @@ def other_module(model: Any) -> None:
     model.bert.encoder.layer[0].output.LayerNorm.__class__ = type("Other", (nn.LayerNorm,), {"__module__": "torch.nn"})
 
 
-@pytest.mark.parametrize("change", [last_bit, buffer, setting, narrower, implementation, other_module])
+def attribute(model: Any) -> None:
+    model.bert.encoder.layer[0].attention.self.scaling *= 2
+
+
+def no_longer_one(model: Any) -> None:
+    """Equal weights, but no longer one parameter."""
+    model.extra.weight = nn.Parameter(model.bert.embeddings.word_embeddings.weight.detach().clone())
+
+
+@pytest.mark.parametrize(
+    "change", [last_bit, buffer, setting, narrower, implementation, other_module, attribute, no_longer_one]
+)
 def test_whatever_could_make_a_difference_gives_another(change: Callable[[Any], None]) -> None:
-    model = build("bert")
+    model: Any = build("bert")
+    model.extra = nn.Linear(2, 2, bias=False)
+    model.extra.weight = model.bert.embeddings.word_embeddings.weight
     before = fingerprint(model)
     with torch.no_grad():
         change(model)
@@ -72,6 +85,27 @@ def own_class(model: Any) -> None:
 
 def elsewhere(model: Any) -> None:
     model.classifier.to("meta")
+
+
+def test_a_method_that_was_put_into_a_librarys_class_gives_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = build("bert")
+    before = fingerprint(model)
+    for factor in (1.0, 2.0):
+        monkeypatch.setattr(type(model.bert.pooler), "forward", lambda self, x, factor=factor: factor * x[:, 0])
+        assert fingerprint(model) not in (None, before)
+        before = fingerprint(model)
+
+
+def test_the_function_that_computes_attention_by_a_name_of_its_own_counts() -> None:
+    from transformers import AttentionInterface
+
+    digests = []
+    for factor in (1.0, 2.0):
+        AttentionInterface.register("mine", lambda *args, factor=factor, **kwargs: factor)
+        model: Any = build("bert")
+        model.config._attn_implementation_internal = "mine"
+        digests.append(fingerprint(model))
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.parametrize("change", [hook, own_forward, own_class, elsewhere])

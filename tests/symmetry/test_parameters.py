@@ -148,3 +148,16 @@ def test_what_shares_memory_shares_it_while_it_is_wide() -> None:
         model.part.data.fill_(7)
         assert model.weight[1].tolist() == model.same[3:6].tolist() == [7, 7, 7]
     assert torch.equal(model.weight, before)
+
+
+def test_tensors_of_several_dtypes_on_one_memory_are_widened_each_as_what_it_is() -> None:
+    memory = torch.zeros(16, dtype=torch.uint8)
+    model = nn.Module()
+    model.a = nn.Parameter(memory[:8].view(torch.float16))
+    model.b = nn.Parameter(memory[8:].view(torch.bfloat16))
+    with torch.no_grad():
+        model.a.copy_(torch.arange(4.0))
+        model.b.copy_(torch.arange(4.0, 8.0))
+    with widened(model):
+        assert model.a.tolist() == [0, 1, 2, 3]
+        assert model.b.tolist() == [4, 5, 6, 7]

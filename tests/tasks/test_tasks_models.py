@@ -51,11 +51,18 @@ def test_task_of_a_live_model_is_that_of_its_class_its_parents_or_of_what_is_ada
     class Own(GPT2LMHeadModel):
         pass
 
+    class Other(GPT2LMHeadModel):
+        def forward(self, input_ids, labels=None):
+            return super().forward(input_ids)
+
     model = Own(GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1))
     assert task_of_model(model).name == "causal-lm"
     config = peft.LoraConfig(target_modules=["c_attn"], r=1, task_type="CAUSAL_LM", fan_in_fan_out=True)
     assert task_of_model(peft.get_peft_model(model, config)).name == "causal-lm"
     assert task_of_model(torch.nn.Linear(2, 2)) is None
+    # What a forward pass of its own makes of labels, nobody knows.
+    assert task_of_model(Other(model.config)) is None
+    assert weight(find_task("causal-lm"), {"input_ids": torch.zeros(3, 4), "labels": torch.zeros(3)}) == 3
 
 
 def test_no_task_of_other_architectures():

@@ -182,6 +182,16 @@ class TestAdapters:
         alone = score(trained.model, batches, params="lora", ascent="apgd", micro_batch=4, **quick)
         assert found.geodesic_sharpness == alone.geodesic_sharpness
 
+    def test_an_adapter_alone_is_measured_where_it_is_though_its_base_is_in_half_precision(self) -> None:
+        """Also where weights have hooks of DDP: the base has none, for it is frozen."""
+        adapted = self.lora(bert().bfloat16())
+        for p in adapted.parameters():
+            p.data = p.data.float() if p.requires_grad else p.data
+        with subject(adapted, hooked=True, params="lora") as measured:
+            assert measured is adapted
+        with subject(adapted, hooked=True) as measured:
+            assert measured is not adapted
+
     def test_only_an_adapter_of_a_model_without_one_is_refused_at_the_start(self, tmp_path: Path) -> None:
         trained = trainer(tmp_path)
         GeodesicSharpnessCallback(params="lora", **QUICK).attach(trained)
@@ -265,6 +275,9 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="params='lora'"):
             refuse(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
         refuse(model, params="lora")
+        # A base in half precision stays as it is.
+        half = peft.get_peft_model(bert().bfloat16(), peft.LoraConfig(r=2, target_modules=["query"]))
+        refuse(fully_shard(half, mesh=init_device_mesh("cpu", (1,))), params="lora")
 
     def test_at_the_start_of_the_training(self, tmp_path: Path) -> None:
         model = bert()
