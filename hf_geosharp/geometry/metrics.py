@@ -327,6 +327,8 @@ class PairFrame(Frame):
 
     def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """G(1) and H(1) in the canonical gauge, of the given order."""
+        if order == "first":
+            return StraightEnd(self, cast(Pairwise, u), out)
         return PairEndPoint(self, cast(Pairwise, u), order, out)
 
     def expand(self, k: Tensor, n: Tensor, order: Order, tolerance: float) -> Expansion:
@@ -334,12 +336,6 @@ class PairFrame(Frame):
         if order == "second":
             return Expansion(*self.second.coefficients(k, n), self.second.pullback)
         return self._exact(k, n, tolerance)
-
-    def straight(self) -> Expansion:
-        """The same of straight lines, which do not depend on u: to first order, and for every order at u = 0."""
-        dtype = torch.complex128 if self.q[0].is_complex() else torch.float64
-        alpha, beta = (torch.diag_embed(x).to(dtype).expand(2, *x.shape, x.shape[-1]) for x in (self.root, self.w))
-        return Expansion(alpha, beta, None)
 
     def _exact(self, k: Tensor, n: Tensor, tolerance: float) -> Expansion:
         """By a graph of d x d matrices."""
@@ -402,11 +398,11 @@ class FactorFrame(PairFrame):
 
     def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """G(1) and H(1), of the given order."""
-        return _FactorEnd(self, PairEndPoint(self, cast(Pairwise, self.clip(u)), order), out)
+        return _FactorEnd(self, super().geodesic(self.clip(u), order), out)
 
 
 class _FactorEnd(EndPoint):
-    def __init__(self, frame: FactorFrame, inner: PairEndPoint, out: Tensors | None) -> None:
+    def __init__(self, frame: FactorFrame, inner: EndPoint, out: Tensors | None) -> None:
         self._frame, self._inner = frame, inner
         made = []
         for i, (x, r) in enumerate(zip(inner.point, frame._through, strict=True)):
@@ -422,30 +418,46 @@ class _FactorEnd(EndPoint):
 
 @dataclass(frozen=True)
 class Expansion:
-    """α and β of both factors, (2, copies, d, d), and the map from their gradients to those in (K, W).
-
-    The map is None where they are constant.
-    """
+    """α and β of both factors, (2, copies, d, d), and the map from their gradients to those in (K, W)."""
 
     alpha: Tensor
     beta: Tensor
-    back: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
+    back: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class StraightEnd(EndPoint):
+    """End point of a straight line of pairs, Q root + u w, column by column: to first order, and of all at u = 0."""
+
+    def __init__(self, frame: PairFrame, u: Pairwise, out: Tensors | None = None) -> None:
+        self.frame = frame
+        root, self._w = (x.to(frame.q[0].dtype).unsqueeze(-1) for x in (frame.root, frame.w))
+        made = []
+        for i, (q, x) in enumerate(zip(frame.q, u, strict=True)):
+            end = torch.mul(q.mT, root, out=None if out is None else out[i].mT)
+            made.append(end.addcmul_(x.mT, self._w).mT)
+        self.point = tuple(made)
+
+    def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
+        """Γ w, without its vertical part."""
+        frame = self.frame
+        places = out or tuple(x.new_empty(x.mT.shape).mT for x in covector)
+        pulled = [torch.mul(x.mT, self._w, out=o.mT) for x, o in zip(covector, places, strict=True)]
+        if horizontal:
+            # As frame.horizontal, with QᴴU out of the covector.
+            x = frame._vertical(frame.products(frame.q, covector) * frame.w.unsqueeze(-2))
+            for result, q, c in zip(pulled, frame.q, (frame._outward * x.mH, -frame._outward * x), strict=True):
+                result.baddbmm_(c.to(q.dtype).mT, q.mT)
+        return tuple(x.mT for x in pulled)
 
 
 class PairEndPoint(EndPoint):
     """End point of a geodesic of pairs, Q α + u β; α and β depend on u through K = uᴴQ and W = uᴴu alone."""
 
     def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
-        self.frame = frame
+        self.frame, self._u = frame, u
         dtype = u[0].dtype
-        self._curved: tuple[Pairwise, Tensor] | None = None
-        """u and K, where α and β depend on u."""
-        if order == "first":
-            self._expansion = frame.straight()
-        else:
-            k = frame.products(u, frame.q)
-            self._expansion = frame.expand(k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
-            self._curved = u, k
+        self._k = frame.products(u, frame.q)
+        self._expansion = frame.expand(self._k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
         self._beta = self._expansion.beta.to(dtype)
         alpha = self._expansion.alpha.to(dtype)
         self.point = tuple(
@@ -456,25 +468,18 @@ class PairEndPoint(EndPoint):
         """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor."""
         frame, expansion = self.frame, self._expansion
         alpha = frame.products(frame.q, covector)
-        along_u: Tensor | None = None
-        if self._curved is None or expansion.back is None:
-            along_q = torch.zeros_like(alpha)
-        else:
-            k, n = expansion.back(alpha, frame.products(self._curved[0], covector))
-            along_q, along_u = k.mH.contiguous(), geodesics.hermitian(n)
+        k, n = expansion.back(alpha, frame.products(self._u, covector))
+        along_q, along_u = k.mH.contiguous(), geodesics.hermitian(n)
         if horizontal:
             # QᴴU of the result, out of what is known already; its vertical part goes the way of K̄.
             flat = [x.flatten(0, 1) for x in (along_q, alpha, expansion.beta.mH)]
             inner = torch.baddbmm(flat[0], flat[1], flat[2])
-            if self._curved is not None and along_u is not None:
-                inner.baddbmm_(self._curved[1].mH.flatten(0, 1), along_u.flatten(0, 1))
+            inner.baddbmm_(self._k.mH.flatten(0, 1), along_u.flatten(0, 1))
             x = frame._vertical(inner.view_as(alpha))
             along_q[0].addcmul_(frame._outward, x.mH)
             along_q[1].addcmul_(frame._outward, x, value=-1)
         dtype = self._beta.dtype
-        terms = [(frame.q, along_q.to(dtype))]
-        if self._curved is not None and along_u is not None:
-            terms.append((self._curved[0], along_u.to(dtype)))
+        terms = ((frame.q, along_q.to(dtype)), (self._u, along_u.to(dtype)))
         pulled = []
         for i, gamma in enumerate(covector):
             result = torch.bmm(self._beta[i].conj(), gamma.mT, out=None if out is None else out[i].mT)

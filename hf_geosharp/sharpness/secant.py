@@ -95,10 +95,11 @@ def secant(
         raise NotFiniteError(f"the loss before any step is {loss}")
     assert g is not None
     base = loss if base is None else base
-    slope = rho * space.norm(g)
+    squares = (0.0 if start is None else space.dot(u, u), space.dot(g, g))
+    slope = rho * math.sqrt(squares[1])
     if not math.isfinite(slope):
-        g = space.zeros()
-    walk = _Walk(space, rho, u, loss, g)
+        g, squares = space.zeros(), (squares[0], 0.0)
+    walk = _Walk(space, rho, u, loss, g, squares)
     walk.finite = math.isfinite(slope)
     # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
     walk.lost = (stationary and start is None) or not NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)) < slope
@@ -134,9 +135,13 @@ class _Step:
 class _Walk:
     """The best point with its loss and gradient, and what is known of the loss around it."""
 
-    def __init__(self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent) -> None:
+    def __init__(
+        self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent, squares: tuple[float, float]
+    ) -> None:
         self.space, self.rho = space, rho
         self.u, self.loss, self.g = u, loss, g
+        self._squares = squares
+        """⟨u, u⟩ and ⟨g, g⟩."""
         self.finite = True
         self.lost = False
         """Whether the next step goes in a random direction."""
@@ -151,6 +156,8 @@ class _Walk:
         self._promised = self._length = 0.0
         """What the model without σ says of the point that is proposed, and how far that is from the best one."""
         self._proposed: Tangent | _Recipe | None = None
+        self._square = 0.0
+        """⟨proposed, proposed⟩."""
 
     @property
     def noise(self) -> float:
@@ -172,17 +179,19 @@ class _Walk:
         lost, self.lost = self.lost, False
         if not lost and promise > 0 and self._length > self.rho - self._inside:
             return self._make()
-        return self._anywhere(generator) if lost or not self.space.dot(self.g, self.g) > 0 else None
+        return self._anywhere(generator) if lost or not self._squares[1] > 0 else None
 
     def _make(self) -> Tangent:
         assert self._model is not None
         recipe = self._model.recipe(self._plan, self._inside)
         point = self.space.empty()
-        size = math.sqrt(self.space.sweep((recipe.sum(point),), ((point, point),))[0])
+        (self._square,) = self.space.sweep((recipe.sum(point),), ((point, point),))
+        size = math.sqrt(self._square)
         if size > (self.rho + self._inside) / 2:
             # The vectors have so much in common that their products do not tell how long it is.
             recipe = replace(recipe, factor=self._inside / size)
             point.mul_(recipe.factor)
+            self._square *= recipe.factor**2
         self._proposed = recipe
         return Handed(point.pieces)
 
@@ -192,11 +201,13 @@ class _Walk:
         point.mul_(self._reach / self.space.norm(point))
         self._promised, self._length = 0.0, self._reach
         self._proposed = self.space.combine(point, (point, 1.0), (self.u, 1.0 - self._reach / self._inside))
+        self._square = self.space.dot(point, point)
         return self._proposed
 
     def take(self, loss: float, g: Tangent | None) -> bool:
         """Goes to the proposed point if it is better, and learns from it; False if nothing finite is known of it."""
-        good = math.isfinite(loss) and (g is None or math.isfinite(self.space.dot(g, g)))
+        slope = 0.0 if g is None or not math.isfinite(loss) else self.space.dot(g, g)
+        good = math.isfinite(loss) and math.isfinite(slope)
         self.finite = self.finite and good
         rise = loss - self.loss
         if not good:
@@ -210,6 +221,7 @@ class _Walk:
             most = max(4 * self._sigma, 0.0) or math.inf
             self._sigma = max(RELEASE * self._sigma, min(exact, most), self._failed, 0.0)
             self._failed *= FORGET
+            self._squares = self._square, slope
             self._go(loss, g)
         else:
             self._failed = max(self._failed, self._sigma)
@@ -252,10 +264,11 @@ class _Walk:
     def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> _Model:
         """What is known once these sums are worked out."""
         gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-        rows, columns = torch.triu_indices(*gram.shape).tolist()
-        pairs = [(vectors[i], vectors[j]) for i, j in zip(rows, columns, strict=True)]
-        products = torch.tensor(self.space.sweep(sums, pairs), dtype=torch.float64)
-        gram[rows, columns] = gram[columns, rows] = products
+        places = [(i, j) for j in range(len(vectors)) for i in range(j + 1) if i < j or i > 1]
+        products = self.space.sweep(sums, [(vectors[i], vectors[j]) for i, j in places])
+        for (i, j), product in zip(places, products, strict=True):
+            gram[i, j] = gram[j, i] = product
+        gram[0, 0], gram[1, 1] = self._squares
         limit = max(1e-10, 100 * torch.finfo(self.space.dtype).eps)
         return _Model(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)
 

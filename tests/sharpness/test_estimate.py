@@ -368,7 +368,7 @@ def test_the_keys_of_a_result_are_stable(rich: SharpnessResult) -> None:
         "schema", "geodesic_sharpness", "stderr", "interval95", "base_loss", "rho", "metric", "geodesic", "symmetries",
         "mode", "steps", "seed", "samples", "batch_size", "per_batch", "curve", "baselines", "pairs", "share",
         "reproducible", "passes", "seconds", "model", "data", "versions", "warnings", "ascent",
-        "params", "per", "profile",
+        "params", "damping", "per", "profile",
     ]  # fmt: skip
     data = rich.to_dict()
     assert list(data["per_batch"][0]) == [
