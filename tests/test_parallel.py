@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from hf_geosharp import parallel, score
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError, WorldError
 from hf_geosharp.parallel import World
+from hf_geosharp.sharpness import estimate
+from hf_geosharp.symmetry.map import SymmetryMap
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 from tests.worlds import finished
@@ -255,6 +258,23 @@ def test_a_rank_without_a_sign_of_life_is_given_up_by_name() -> None:
     assert "rank 1 of 2 shows no sign of life for 0.7 s (its last word: batch 3)" in str(zero)
     assert "rank 0: rank 1 of 2 shows no sign of life" in str(one)
     assert time.monotonic() - started < 10
+
+
+def test_a_search_for_symmetries_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank searches for all."""
+
+    def slow(*_: Any, alive: Callable[[], None], **__: Any) -> SymmetryMap:
+        for _ in range(8):
+            time.sleep(0.15)
+            alive()
+        return SymmetryMap()
+
+    monkeypatch.setattr(estimate, "find_symmetries", slow)
+    options: dict[str, Any] = {"steps": 1, "reproducibility": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = in_threads(2, lambda world: score(bert(), bert_batches(2), world=world, **options), timeout=0.7)
+    assert found[0].per_batch == found[1].per_batch
 
 
 def test_a_slow_rank_that_tells_of_itself_is_waited_for() -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -200,9 +201,13 @@ class _Track:
 
         return step
 
-    def say(self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0) -> None:
+    def stay(self, stage: str, batch: int = 0, step: int = 0) -> None:
+        """Leaves a sign of life for the other ranks, and hears whether one has failed."""
         self.world.tell({"done": self.done, "stage": stage, "batch": batch, "step": step})
         self.world.poll()
+
+    def say(self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0) -> None:
+        self.stay(stage, batch, step)
         self.last = Progress(
             stage, batch, self.batches, step, self.steps, rho, value, 0, self.total, self.world.size
         )  # fmt: skip
@@ -542,8 +547,20 @@ class _Scored:
         """What is found on a model, and proved; of an adapter's score only what the adapter has by itself."""
         examples = self._examples(next(model.parameters()).device)
         # Of a sharded model only one rank is here.
-        spread = self.track.world.spread if self.borrowed.shards is None else World().spread
-        (found,) = spread([lambda: find_symmetries(model, examples[0], preset=self.settings.symmetries)])
+        world = self.track.world if self.borrowed.shards is None else World()
+
+        # On a large model this takes long: the others hear in between that this rank is at it.
+        alive = partial(self.track.stay, "verify")
+
+        def measured(task: Callable[[], float]) -> float:
+            alive()
+            return task()
+
+        def spread(tasks: Sequence[Callable[[], float]]) -> list[float]:
+            return world.spread([partial(measured, task) for task in tasks])
+
+        preset = self.settings.symmetries
+        (found,) = world.spread([lambda: find_symmetries(model, examples[0], preset=preset, alive=alive)])
         if self.settings.params != "all":
             found = found.within(self.borrowed.leaves)
         if not self.settings.verify:

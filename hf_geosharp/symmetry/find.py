@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -53,6 +53,7 @@ def find_symmetries(
     layouts: Sequence[Layout] = (),
     cached: bool = True,
     prove: bool = True,
+    alive: Callable[[], None] = lambda: None,
 ) -> SymmetryMap:
     """The continuous symmetries of a model's attention, and the folds that go with them.
 
@@ -67,6 +68,7 @@ def find_symmetries(
         layouts: descriptions of attention modules that a trace cannot see through.
         cached: look in, and add to, the finds on disk (:mod:`hf_geosharp.symmetry.cache`).
         prove: leave out what does not hold on the model itself; False is for callers that verify the map anyway.
+        alive: called again and again while it searches, which may take minutes.
 
     Raises:
         ValueError: no inputs were given and none can be made up.
@@ -78,7 +80,7 @@ def find_symmetries(
         weights = dict(model.named_parameters(remove_duplicate=False))
         return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
-        found = _find(model, inputs, PRESETS[preset], layouts)
+        found = _find(model, inputs, PRESETS[preset], layouts, alive)
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
         proved = _proved(model, found, inputs)
@@ -88,11 +90,17 @@ def find_symmetries(
     return found
 
 
-def _find(model: nn.Module, inputs: Mapping[str, Any], kinds: frozenset[str], layouts: Sequence[Layout]) -> SymmetryMap:
+def _find(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    kinds: frozenset[str],
+    layouts: Sequence[Layout],
+    alive: Callable[[], None] = lambda: None,
+) -> SymmetryMap:
     names = canonical_names(model)
     traced = trace(model, inputs)
     families = Families()
-    trials = Trials(model, traced.calls, names)
+    trials = Trials(model, traced.calls, names, alive)
     found = _Found()
     sites = list(attentions(traced, families))
     for kind, forms in (("qk", [s.qk for s in sites]), ("vo", [s.vo for s in sites])):

@@ -185,8 +185,15 @@ def _mean(x: Tensor) -> float:
 class Trials:
     """Tests claims on local twins; what has held once is not tested again for a module that is alike."""
 
-    def __init__(self, model: nn.Module, calls: Mapping[str, Call], names: Mapping[int, str]) -> None:
-        """``calls`` has the arguments of a call of each module, by its name."""
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: Mapping[str, Call],
+        names: Mapping[int, str],
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``calls`` has the arguments of a call of each module, by its name; ``alive`` is called before each trial."""
+        self._alive = alive
         self._modules = dict(model.named_modules())
         self._calls, self._names = calls, names
         self._held: set[object] = set()
@@ -210,6 +217,7 @@ class Trials:
             return True
         if self._failed.get(key, 0) >= RETRIES:
             return False
+        self._alive()
         if all(self._exact(self.measure(symmetry, scope, scale)) for scale in scales):
             self._held.add(key)
             return True

@@ -499,3 +499,9 @@ def test_the_coordinates_of_a_score_are_those_of_the_same_function(name: str, me
         chart = Chart(borrowed, found, Geometry(metric, "second"))
         chart.write(chart.space.zeros())
         assert change(model, inputs(), base) < 1e-12
+
+
+def test_whoever_waits_hears_that_it_searches() -> None:
+    heard: list[None] = []
+    find_symmetries(build("bert"), batch_of("bert"), alive=lambda: heard.append(None))
+    assert len(heard) > 3
