@@ -393,7 +393,10 @@ def _measured(
             trials = examples
             if known is not None and found.symmetries:
                 # Of a length that the largest group asks for.
-                trials = _fitted(held, example_batches(model, found, known))
+                try:
+                    trials = _fitted(held, example_batches(model, found, known))
+                except ValueError as error:
+                    raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
             verified = prove(model, found, trials, each=True)
         heads: Sequence[HeadHealth] = ()
         if wanted.health:
@@ -504,9 +507,9 @@ def _runnable(held: _Held, batches: Sequence[Batch] | None) -> tuple[list[Batch]
     if batches is None:
         try:
             known = recipe(model)
+            return _fitted(held, [known.first, known.batch_for(model, seed=1)]), known
         except ValueError as error:
             raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
-        return _fitted(held, [known.first, known.batch(seed=1)]), known
     if not batches:
         raise UsageError("there is no example batch: the list is empty")
     examples = _fitted(held, batches)

@@ -569,3 +569,15 @@ def test_every_demo_is_inspected() -> None:
     assert demos.names() == ["digits-vit", "vader-bert"]
     result = inspect_pretrained("demo:vader-bert")
     assert {s.status for s in result.sites} == {"holds"}
+
+
+def test_a_model_that_does_not_run_on_what_the_proof_needs_is_told_so() -> None:
+    """Its table of positions is shorter than its configuration says: enough to search it, too short to prove it."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    model = transformers.BertModel(config)
+    model.embeddings.position_embeddings = nn.Embedding(20, 32)
+    with pytest.raises(UsageError, match=r"cannot make up the input 'input_ids'.*index out of range"):
+        inspect(model)

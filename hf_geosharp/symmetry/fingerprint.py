@@ -83,8 +83,19 @@ def of_config(model: nn.Module) -> str | None:
     return _of({k: v for k, v in config.to_dict().items() if k not in NOT_STRUCTURE})
 
 
-NOT_STRUCTURE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "id2label", "label2id", "use_cache"}
-"""Of a configuration."""
+NOT_STRUCTURE = frozenset(
+    (
+        "_name_or_path",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "id2label",
+        "label2id",
+        "use_cache",
+        "problem_type",
+    )
+)
+"""Of a configuration: names, and what a first pass may write there (``problem_type``)."""
 
 
 def of_layout(model: nn.Module) -> list[list[object]]:

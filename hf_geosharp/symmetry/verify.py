@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry.base import Symmetry
-from hf_geosharp.symmetry.inputs import Recipe, call, output_tensors, recipe
+from hf_geosharp.symmetry.inputs import LARGE, Recipe, call, output_tensors, recipe
 from hf_geosharp.symmetry.map import Element, SymmetryMap, connected
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Copies, Saved, widened
@@ -113,13 +113,10 @@ def example_batches(model: nn.Module, symmetries: SymmetryMap, known: Recipe | N
     long = min(2 * width + 3, MAX_TOKENS)
     # A pass of a large model takes as long as it has tokens.
     rows = 1 if _parameters(model) > LARGE else 2
-    return [known.batch(rows=1, tokens=long, seed=1), known.batch(rows=rows, tokens=11, seed=2)]
+    return [known.batch_for(model, rows=1, tokens=long, seed=1), known.batch_for(model, rows=rows, tokens=11, seed=2)]
 
 
 MAX_TOKENS = 160
-
-LARGE = 1 << 28
-"""Parameters of a model on which one pass takes long."""
 
 
 def _parameters(model: nn.Module) -> int:

@@ -47,6 +47,10 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
     return recipe(model, rows=rows, tokens=tokens, seed=seed).first
 
 
+LARGE = 1 << 28
+"""Parameters of a model on which one pass takes long."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How inputs of a model are made, from one batch on which it has run: others need no run to be tried on."""
@@ -60,6 +64,20 @@ class Recipe:
         self._draft.rows, self._draft.tokens, self._draft.seed = rows, tokens, seed
         device = next(iter(self.first.values())).device
         return {k: v.to(device) for k, v in self._draft.make(self._parts).items()}
+
+    def batch_for(self, model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int = 0) -> Batch:
+        """The same, and a model that is not large has run on it: made in another way if it does not.
+
+        Raises:
+            ValueError: no way does.
+        """
+        batch = self.batch(rows=rows, tokens=tokens, seed=seed)
+        if sum(p.numel() for p in model.parameters()) > LARGE:
+            return batch
+        inner = without_adapter(model)
+        with _undisturbed(inner):
+            failed = _failure(inner, batch) is not None
+        return synthetic(model, rows=rows, tokens=tokens, seed=seed) if failed else batch
 
 
 def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int = 0) -> Recipe:
