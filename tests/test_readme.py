@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.estimate import DEFAULT_RHO
 from hf_geosharp.sharpness.result import SharpnessResult
@@ -162,6 +163,14 @@ def test_every_file_that_is_named_exists(document: str) -> None:
         found = next((x for x in (ROOT / file, (ROOT / document).parent / file) if x.exists()), None)
         assert found is not None, path
         assert not heading or heading in anchors(found.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.slow
+def test_the_score_that_make_demo_shows_is_the_stated_one() -> None:
+    (stated,) = re.findall(r"`make demo` shows, finds ([\d.]+) on digits-vit", README)
+    assert score_pretrained("demo:digits-vit", device="cpu").geodesic_sharpness == pytest.approx(
+        float(stated), rel=1e-4
+    )
 
 
 def test_the_table_of_fields_has_every_field_of_a_result() -> None:
