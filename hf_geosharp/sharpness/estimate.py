@@ -538,8 +538,8 @@ class _Scored:
         try:
             return self._proved(model)
         except (TypeError, RuntimeError):
-            # A quantised base may not compute in double precision.
-            if model is self.borrowed.model or self.settings.params == "all":
+            # Some models do not compute in double precision: experts that add up in single, quantised bases.
+            if model is self.borrowed.model:
                 raise
             return self._proved(self.borrowed.model)
 

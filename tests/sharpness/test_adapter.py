@@ -263,7 +263,8 @@ def test_micro_batches_of_an_adapted_language_model_are_weighted_by_its_own_toke
 def two_adapters() -> Any:
     """a on queries, b on values; a is active."""
     model = adapted(target_modules=["query"])
-    model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["value"]), autocast_adapter_dtype=False)
+    model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["value"]))
+    model.double()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B.second" in name:

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import transformers
+from transformers import CONFIG_MAPPING
+
 LAYERS, HEADS, KEYS, HEAD = 2, 4, 2, 8
 
 GENERAL = HEAD**2
@@ -146,3 +149,13 @@ TABLE: tuple[Row, ...] = (
 LESS = {"bitnet", "longformer", "swinv2"}
 """Where less is found than there is: O(h) conjugated by a norm's weight, heads of which only some are global, and the
 scales of normalised queries and keys."""
+
+UNLIKE = {"gemma3n_text": "a tiny one has four layers there", "detr": "it needs timm there"}
+"""Types that are other models, or none, on transformers 4.x."""
+
+
+def unknown(row: Row) -> str | None:
+    """Why this transformers has no model that a row is about; None if it has."""
+    if row.type not in CONFIG_MAPPING:
+        return "this transformers does not know it"
+    return UNLIKE.get(row.type) if transformers.__version__.startswith("4.") else None

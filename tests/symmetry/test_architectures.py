@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from transformers import CONFIG_MAPPING
 
 from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.verify import Verified, verify
-from tests.symmetry.table import LESS, TABLE, Row
+from tests.symmetry.table import LESS, TABLE, Row, unknown
 
 FAST = {
     "bert", "deberta-v2 own", "roformer", "modernbert", "xlnet", "bart", "t5", "whisper", "gpt2", "gpt_neox", "codegen",
@@ -31,8 +30,8 @@ def _rows() -> Iterator[object]:
 
 
 def examined(row: Row) -> tuple[SymmetryMap, Verified]:
-    if row.type not in CONFIG_MAPPING:
-        pytest.skip("this transformers does not know it")
+    if reason := unknown(row):
+        pytest.skip(reason)
     model = tiny.build(row.type, **row.attributes)
     try:
         batches = [synthetic(model, seed=s, tokens=n) for s, n in enumerate(LENGTHS)]

@@ -48,7 +48,7 @@ def other_module(model: Any) -> None:
 
 
 def attribute(model: Any) -> None:
-    model.bert.encoder.layer[0].attention.self.scaling *= 2
+    model.bert.encoder.layer[0].chunk_size_feed_forward = 3
 
 
 def no_longer_one(model: Any) -> None:
