@@ -242,7 +242,7 @@ def inspect(
 
 
 def inspect_pretrained(
-    model_id: str,
+    model_id: str | os.PathLike[str],
     *,
     random_init: bool = False,
     seed: int = 0,
@@ -282,7 +282,8 @@ def inspect_pretrained(
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
     wanted = _Wanted(preset, verify, health and not random_init, tuple(layouts), cached, progress)
-    place, twin = model_id, False
+    place = model_id = os.fspath(model_id)
+    twin = False
     if model_id.startswith(demos.PREFIX):
         name, twin = demos.base_name(model_id)
         place = str(demos.path(name))
@@ -347,12 +348,16 @@ def _inspect(
     if known is None:
         known = _measured(model, identity, wanted, batches, how)
         if digest is not None:
-            # Where the model is from is not part of what was measured.
-            measured = {k: v for k, v in known.model.items() if k not in identity}
-            cache.keep(digest, dataclasses.asdict(replace(known, model=measured)))
+            cache.keep(digest, dataclasses.asdict(known))
     elif wanted.verify:
         known = replace(known, inputs=f"{how or known.inputs}; proved before on the very same weights")
-    return replace(known, model={**known.model, **identity}, warnings=[*notes, *known.warnings])
+    # Where the one was from that was measured says nothing of this one.
+    measured = {k: known.model[k] for k in _MEASURED}
+    return replace(known, model={**identity, **measured}, warnings=[*notes, *known.warnings])
+
+
+_MEASURED = ("parameters", "stored_dtypes")
+"""Of what an inspection says of a model."""
 
 
 def _digest(model: nn.Module, wanted: _Wanted, batches: Sequence[Batch] | None) -> str | None:
@@ -361,7 +366,7 @@ def _digest(model: nn.Module, wanted: _Wanted, batches: Sequence[Batch] | None) 
     if own is None:
         return None
     given = "" if batches is None else of_batches(batches)
-    parts = (SCHEMA, cache.SCHEMA, own, wanted.preset, wanted.verify, wanted.health, given, sorted(versions().items()))
+    parts = (SCHEMA, cache.SCHEMA, own, wanted.preset, wanted.verify, wanted.health, given, cache.versions())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

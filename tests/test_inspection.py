@@ -581,3 +581,19 @@ def test_a_model_that_does_not_run_on_what_the_proof_needs_is_told_so() -> None:
     model.embeddings.position_embeddings = nn.Embedding(20, 32)
     with pytest.raises(UsageError, match=r"cannot make up the input 'input_ids'.*index out of range"):
         inspect(model)
+
+
+def test_an_inspection_that_was_kept_says_nothing_of_where_its_model_was_from(
+    proofs: list[nn.Module], tmp_path: Path
+) -> None:
+    folder = save(transformers.BertForSequenceClassification(bert_config()), tmp_path / "model", make_tokenizer())
+    named = inspect_pretrained(folder, device="cpu")
+    model = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+    alone = inspect(model)
+    assert alone.inputs.endswith("proved before on the very same weights")
+    fresh = inspect(model, cached=False)
+    assert alone.model == fresh.model
+    assert set(named.model) > set(alone.model)
+    # And the other way round.
+    assert inspect_pretrained(folder, device="cpu").model == named.model
+    assert len(proofs) == 2

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_geosharp.symmetry.fingerprint import NOT_STRUCTURE, of_code, of_layout
+from hf_geosharp.symmetry.fingerprint import LIBRARIES, of_code, of_config, of_layout
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -46,9 +46,9 @@ def folder() -> Path | None:
 def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool = True) -> str | None:
     """What a find depends on, as a digest; None for models without a configuration, whose code is not known."""
     config: Any = getattr(model, "config", None)
-    if not hasattr(config, "to_dict"):
+    settings = of_config(model)
+    if settings is None:
         return None
-    settings = {k: v for k, v in config.to_dict().items() if k not in NOT_STRUCTURE}
     found = {
         "schema": SCHEMA,
         "preset": preset,
@@ -58,9 +58,14 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
         "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
         "parameters": of_layout(model),
         "inputs": sorted(k for k in inputs if not k.startswith("_")),
-        "versions": {name: _version(name) for name in ("hf-geosharp", "torch", "transformers", "peft")},
+        "versions": versions(),
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def versions() -> list[tuple[str, str | None]]:
+    """Of what finds depend on: this package, and the libraries whose code is known by its version."""
+    return [(name, _version(name)) for name in ("hf-geosharp", *LIBRARIES)]
 
 
 def _version(name: str) -> str | None:

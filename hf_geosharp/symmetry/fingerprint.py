@@ -52,14 +52,19 @@ def of_code(model: nn.Module) -> str:
     """The digest of what decides how a model computes, but for its configuration and its weights.
 
     That is the class of each module and what it holds beside weights (which adapter is active, say); and of what is not
-    a library's the code: of classes, methods that were put into a library's class, functions in place of a module's own
-    ``forward`` or hooked to it, and the function that a configuration names for attention.
+    a library's the code: of classes, methods and functions that were put into a library's, functions in place of a
+    module's own ``forward`` or hooked to it, and the function that a configuration names for attention.
     """
     foreign: dict[str, object] = {}
     for kind in {c for m in model.modules() for c in type(m).__mro__}:
         methods = {n: _of_function(f) for n, f in vars(kind).items() if callable(f) and not _is_librarys(f)}
         if methods or not _is_librarys(kind):
             foreign[f"{kind.__module__}.{kind.__qualname__}"] = [_of_file(kind), methods]
+    for place in {c.__module__ for m in model.modules() for c in type(m).__mro__ if _is_librarys(c)}:
+        functions = vars(sys.modules[place]).items() if place in sys.modules else ()
+        put = {n: _of_function(f) for n, f in functions if isinstance(f, FunctionType) and not _is_librarys(f)}
+        if put:
+            foreign[place] = put
     modules = [
         [n, type(m).__module__, type(m).__qualname__, _of_attributes(m), *map(_of_function, _put_in(m))]
         for n, m in model.named_modules(remove_duplicate=False)

@@ -96,12 +96,19 @@ def test_a_method_that_was_put_into_a_librarys_class_gives_another(monkeypatch: 
         before = fingerprint(model)
 
 
-def test_the_function_that_computes_attention_by_a_name_of_its_own_counts() -> None:
-    from transformers import AttentionInterface
+def test_a_function_that_was_put_into_a_librarys_module_gives_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    before = fingerprint(model)
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.apply_rotary_pos_emb", lambda q, k, *_: (q, k))
+    assert fingerprint(model) not in (None, before)
+
+
+def test_the_function_that_computes_attention_by_a_name_of_its_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     digests = []
     for factor in (1.0, 2.0):
-        AttentionInterface.register("mine", lambda *args, factor=factor, **kwargs: factor)
+        monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "mine", lambda *args, factor=factor, **kwargs: factor)
         model: Any = build("bert")
         model.config._attn_implementation_internal = "mine"
         digests.append(fingerprint(model))
