@@ -291,7 +291,7 @@ def _ranked(rank: int, bounds: tuple[int, int], item: Named, found: Figure, runs
 
 
 def compare_pretrained(
-    models: Sequence[str],
+    models: Sequence[str | os.PathLike[str]],
     *,
     rank_by: str = SHARPNESS,
     force: bool = False,
@@ -323,8 +323,9 @@ def compare_pretrained(
         GeosharpError: as for :func:`hf_geosharp.score_pretrained`. A checkpoint of a run that cannot be scored is left
             out with a warning; any other model ends the comparison.
     """
-    files = [name for name in models if holds_results(name)]
-    found = find_members([name for name in models if name not in files], revision)
+    names = [os.fspath(name) for name in models]
+    files = [name for name in names if holds_results(name)]
+    found = find_members([name for name in names if name not in files], revision)
     members, notes = found.members, list(found.notes)
     results = read_results(files)
     total = len(members) + len(results)

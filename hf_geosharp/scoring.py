@@ -161,7 +161,7 @@ def score(
 
 
 def score_pretrained(
-    model_id: str | LoadedModel,
+    model_id: str | os.PathLike[str] | LoadedModel,
     *,
     data: Any = None,
     data_config: str | None = None,
@@ -257,7 +257,7 @@ def score_pretrained(
 
 
 def load_pretrained(
-    model_id: str,
+    model_id: str | os.PathLike[str],
     *,
     task: str = "auto",
     device: str = "auto",
@@ -275,7 +275,8 @@ def load_pretrained(
     Raises:
         GeosharpError: as :func:`hf_geosharp.tasks.models.load_model`.
     """
-    place, twin = model_id, False
+    place = model_id = os.fspath(model_id)
+    twin = False
     if model_id.startswith(demos.PREFIX):
         demo, twin = demos.base_name(model_id)
         place = str(demos.path(demo))

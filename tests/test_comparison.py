@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hf_geosharp import members
 from hf_geosharp.checkpoints import find_checkpoints, read_history
 from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
@@ -462,3 +463,17 @@ def test_the_classes_may_have_other_numbers(world: dict[str, Path], tmp_path: Pa
     assert a.value == pytest.approx(b.value, rel=1e-6)
     assert a.base_loss == pytest.approx(b.base_loss, rel=1e-9)
     assert found.next[0].apart is False
+
+
+def test_the_task_of_an_adapter_is_left_to_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where it is on the Hub, as its base's configuration is."""
+    held = tmp_path / "adapter_config.json"
+    held.write_text("{}")
+    monkeypatch.setattr("hf_geosharp.tasks.hub.find_source", lambda place, *_: place)
+    monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda _, name: held if name == held.name else None)
+    (member,) = members.find_members(["me/adapter"]).members
+    assert members._task(member, None) is None
+    held.unlink()
+    monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda *_: None)
+    with pytest.raises(ModelError, match=r"me/adapter has no config\.json"):
+        members._task(member, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hf_geosharp import SharpnessResult, demos, load_pretrained, score_pretrained
+from hf_geosharp import SharpnessResult, demos, inspect_pretrained, load_pretrained, score_pretrained
+from hf_geosharp.comparison import compare_pretrained
 from hf_geosharp.errors import UsageError
 from hf_geosharp.tasks.prepare import prepare
 
@@ -108,3 +110,15 @@ def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused()
         score_pretrained(loaded, dtype="float64", revision="main")
     with pytest.raises(UsageError, match="of data that are named"):
         score_pretrained(loaded, data=[{}], split="test")
+
+
+def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
+    folder = shutil.copytree(demos.path("digits-vit"), tmp_path / "model")
+    data = next((folder / "data").glob("train*"))
+    options: dict[str, Any] = {"data": data, "samples": 32, "batch_size": 32, "steps": 1, "device": "cpu"}
+    found, named = (score_pretrained(place, **options) for place in (folder, str(folder)))
+    assert found.geodesic_sharpness == named.geodesic_sharpness
+    assert found.model == named.model
+    assert inspect_pretrained(folder, random_init=True, device="cpu").model["id"] == str(folder)
+    ranking = compare_pretrained([folder, Path(shutil.copytree(folder, tmp_path / "other"))], **options)
+    assert [model.name for model in ranking.ranking] == ["model", "other"]

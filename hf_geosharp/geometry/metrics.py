@@ -426,7 +426,10 @@ class Expansion:
 
 
 class StraightEnd(EndPoint):
-    """End point of a straight line of pairs, Q root + u w, column by column: to first order, and of all at u = 0."""
+    """End point of a straight line of pairs, Q root + u w, column by column: to first order, and of all at u = 0.
+
+    Q and u are (copies, rows, d), root (of S) and w (copies, d).
+    """
 
     def __init__(self, frame: PairFrame, u: Pairwise, out: Tensors | None = None) -> None:
         self.frame = frame

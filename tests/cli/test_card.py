@@ -50,7 +50,9 @@ def test_a_result_goes_into_the_card_of_a_folder(run: Run, model: Path, score_fi
     assert (model / "README.md").read_bytes() == CARD
 
 
-def test_without_a_result_the_model_is_scored(run: Run, model: Path, scoring: Any) -> None:
+@pytest.mark.parametrize("config", ["config.json", "adapter_config.json"])
+def test_without_a_result_the_model_is_scored(run: Run, model: Path, scoring: Any, config: str) -> None:
+    (model / "config.json").rename(model / config)
     for target in (model, model / "README.md"):
         assert run("card", str(target), "--metric", "mix", "--samples", "64", "-q").exit_code == 0
         call = scoring.calls.pop()

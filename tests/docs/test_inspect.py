@@ -14,6 +14,7 @@ import pytest
 from hf_geosharp.cli import main
 from hf_geosharp.inspection import STATUSES, Inspection, SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import CUTOFF, CUTOFF_NARROW, DEAD, HeadHealth
+from hf_geosharp.symmetry.layouts import read_layouts
 from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,3 +65,10 @@ def test_statuses_and_thresholds_are_those_of_the_code() -> None:
 def test_every_file_that_is_named_exists() -> None:
     for path in re.findall(r"`(tests/[\w./-]*)`", PAGE):
         assert (ROOT / path).exists()
+
+
+def test_the_layout_that_is_shown_can_be_read(tmp_path: Path) -> None:
+    (shown,) = (block for block in blocks("json") if '"layouts"' in block)
+    (tmp_path / "layout.json").write_text(shown, encoding="utf-8")
+    (layout,) = read_layouts(tmp_path / "layout.json")
+    assert (layout.name, layout.heads) == ("mine", (8, 2))

@@ -43,6 +43,29 @@ def test_the_figures_of_diagonal_networks_are_those_that_were_measured() -> None
     assert f"{PAPER['inv']:+.2f} and {PAPER['mix']:+.2f} on diagonal networks" in text
 
 
+def test_what_is_said_of_settings_is_what_was_measured() -> None:
+    rows = {
+        zoo: json.loads((ROOT / "benchmarks" / "data" / f"zoo_{zoo}.json").read_text(encoding="utf-8"))["ablations"]
+        for zoo in ("image", "text")
+    }
+    text = " ".join(PAGE.split())
+    counts = {zoo: {row["models"] for row in found} for zoo, found in rows.items()}
+    assert f"on {counts['image'].pop()} of the image models and {counts['text'].pop()} of the text models" in text
+
+    def changes(name: str) -> list[float]:
+        return [row["ratio"] - 1 for found in rows.values() for row in found if row["name"] == name]
+
+    for name in ("inv first", "inv exact"):
+        assert max(map(abs, changes(name))) < 0.02, name
+        assert min(r["ranking"] for found in rows.values() for r in found if r["name"] == name) > 0.9, name
+    (largest,) = (r for r in rows["image"] if (r["name"], r["rho"]) == ("mix first", 0.3))
+    assert f"(τ of the two rankings {largest['ranking']:+.2f})" in text
+    for metric in ("inv", "mix"):
+        assert max(map(abs, changes(f"{metric} second no projection"))) < 0.055
+        assert max(changes(f"{metric} second 60 steps")) < 0.005
+        assert min(changes(f"{metric} second 5 steps")) < -0.03
+
+
 def test_pages_that_are_linked_exist() -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)", PAGE):
         assert (ROOT / "docs" / link).exists(), link

@@ -397,3 +397,24 @@ def test_gradient_checkpointing_does_not_change_the_score() -> None:
     enable()
     assert quick(model, bert_batches()).geodesic_sharpness == calm
     assert model.training
+
+
+def test_a_model_that_does_not_compute_in_double_precision_is_proved_as_it_is() -> None:
+    """As experts that add up in single precision do not."""
+    model = bert()
+    whole = quick(model, bert_batches())
+
+    class Single(type(model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if self.dtype == torch.float64:
+                raise RuntimeError("self (Float) and source (Double) must have the same scalar type")
+            return super().forward(*args, **kwargs)
+
+    model.__class__ = Single
+    before = Snapshot(model)
+    found = quick(model, bert_batches())
+    before.check()
+    assert found.metric == "inv"
+    assert found.pairs.by_kind == whole.pairs.by_kind
+    assert found.pairs.dropped == []
+    assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)

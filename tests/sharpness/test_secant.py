@@ -16,7 +16,7 @@ from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Handed, Part, Space, Tangent
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
-from hf_geosharp.sharpness.secant import TOLERANCE, largest_in_ball, secant, settled
+from hf_geosharp.sharpness.secant import TOLERANCE, _Walk, largest_in_ball, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -233,6 +233,27 @@ def test_it_holds_no_more_than_six_tangent_vectors() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- degenerate
+
+
+@pytest.mark.parametrize("f", [exploding, saturating, oscillating])
+def test_products_that_are_known_are_those_of_the_vectors(
+    monkeypatch: pytest.MonkeyPatch, f: Callable[[Tensor], Tensor]
+) -> None:
+    """The squares of point and gradient are carried along; a step that is refused keeps them."""
+    modelled, seen = _Walk._modelled, []
+
+    def checked(self: _Walk, sums: Any, vectors: Any) -> Any:
+        found = modelled(self, sums, vectors)
+        expected = [[self.space.dot(a, b) for b in vectors] for a in vectors]
+        seen.append((found._gram, torch.tensor(expected, dtype=torch.float64)[: len(found._gram), : len(found._gram)]))
+        return found
+
+    monkeypatch.setattr(_Walk, "_modelled", checked)
+    a = torch.linspace(-0.2, 0.3, 6, dtype=torch.float64)
+    secant(plain_space(6), Counted(lambda u: f(u + 0.1 * a)), 1.0, 12)
+    assert len(seen) > 2
+    for found, expected in seen:
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_rise_is_zero_and_never_negative_at_a_maximum() -> None:
