@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -43,6 +44,10 @@ LLAMAS = {
     "Llama, 4 layers, hidden 1024": {
         "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
         "head_dim": 128, "intermediate_size": 2752, "vocab_size": 4000,
+    },
+    "Llama, 4 layers, hidden 2048": {
+        "hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "head_dim": 64, "intermediate_size": 8192, "vocab_size": 32000,
     },
 }  # fmt: skip
 SMALLEST, *FULL = (*BERTS, *LLAMAS)
@@ -110,8 +115,12 @@ def measure(quick: bool = False) -> list[Row]:
     for title in (SMALLEST,) if quick else FULL:
         for ascent in ASCENTS:
             code = f"from benchmarks.memory import main; main([{title!r}, {ascent!r}])"
-            out = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
-            rows.append(json.loads(out.strip().splitlines()[-1]))
+            ran = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE, text=True)
+            if ran.returncode == -signal.SIGKILL:
+                print(f"  {title}, {ascent}: not measured, the system ended it for want of memory", flush=True)
+                continue
+            ran.check_returncode()
+            rows.append(json.loads(ran.stdout.strip().splitlines()[-1]))
             row = rows[-1]
             print(f"  {title}, {ascent}: {row['times']:.2f} times {4e-6 * row['parameters']:.0f} MB", flush=True)
     return rows

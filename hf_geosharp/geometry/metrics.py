@@ -75,9 +75,14 @@ class Frame(ABC):
 
 
 class EndPoint(ABC):
-    """γ_u(1), and the way back for gradients."""
+    """γ_u(1), and the way back for gradients.
+
+    ``velocity`` is what of u the way back needs, (u,) or nothing. Whoever can get u again may take it away meanwhile,
+    and has to put it back before :meth:`pullback`.
+    """
 
     point: Tensors
+    velocity: Tensors = ()
 
     @abstractmethod
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
@@ -404,13 +409,16 @@ class FactorFrame(PairFrame):
 class _FactorEnd(EndPoint):
     def __init__(self, frame: FactorFrame, inner: EndPoint, out: Tensors | None) -> None:
         self._frame, self._inner = frame, inner
+        self.velocity = inner.velocity
         made = []
         for i, (x, r) in enumerate(zip(inner.point, frame._through, strict=True)):
             # Stored transposed, as the end points of pairs are.
             made.append(torch.bmm(r.mT, x.mT, out=None if out is None else out[i].mT).mT)
         self.point = tuple(made)
+        inner.point = ()
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
+        self._inner.velocity = self._frame.clip(self.velocity) if self.velocity else ()
         back = tuple((r.conj() @ x.mT).mT for x, r in zip(covector, self._frame._through, strict=True))
         pulled = self._frame.clip(self._inner.pullback(back, horizontal=False))
         return pulled if out is None else tuple(o.copy_(p) for o, p in zip(out, pulled, strict=True))
@@ -457,35 +465,36 @@ class PairEndPoint(EndPoint):
     """End point of a geodesic of pairs, Q α + u β; α and β depend on u through K = uᴴQ and W = uᴴu alone."""
 
     def __init__(self, frame: PairFrame, u: Pairwise, order: Order, out: Tensors | None = None) -> None:
-        self.frame, self._u = frame, u
+        self.frame, self.velocity = frame, u
         dtype = u[0].dtype
         self._k = frame.products(u, frame.q)
-        self._expansion = frame.expand(self._k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
-        self._beta = self._expansion.beta.to(dtype)
-        alpha = self._expansion.alpha.to(dtype)
+        expansion = frame.expand(self._k, frame.products(u, u), order, geodesics.TOLERANCE[dtype])
+        self._beta, self._back = expansion.beta, expansion.back
+        alpha, beta = expansion.alpha.to(dtype), expansion.beta.to(dtype)
         self.point = tuple(
-            _combine(frame.q[i], alpha[i], u[i], self._beta[i], None if out is None else out[i]) for i in (0, 1)
+            _combine(frame.q[i], alpha[i], u[i], beta[i], None if out is None else out[i]) for i in (0, 1)
         )
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         """Γ βᴴ + Q K̄ᴴ + u (W̄ + W̄ᴴ) for each factor."""
-        frame, expansion = self.frame, self._expansion
+        frame = self.frame
         alpha = frame.products(frame.q, covector)
-        k, n = expansion.back(alpha, frame.products(self._u, covector))
+        k, n = self._back(alpha, frame.products(self.velocity, covector))
         along_q, along_u = k.mH.contiguous(), geodesics.hermitian(n)
         if horizontal:
             # QᴴU of the result, out of what is known already; its vertical part goes the way of K̄.
-            flat = [x.flatten(0, 1) for x in (along_q, alpha, expansion.beta.mH)]
+            flat = [x.flatten(0, 1) for x in (along_q, alpha, self._beta.mH)]
             inner = torch.baddbmm(flat[0], flat[1], flat[2])
             inner.baddbmm_(self._k.mH.flatten(0, 1), along_u.flatten(0, 1))
             x = frame._vertical(inner.view_as(alpha))
             along_q[0].addcmul_(frame._outward, x.mH)
             along_q[1].addcmul_(frame._outward, x, value=-1)
-        dtype = self._beta.dtype
-        terms = ((frame.q, along_q.to(dtype)), (self._u, along_u.to(dtype)))
+        dtype = self.velocity[0].dtype
+        beta = self._beta.to(dtype)
+        terms = ((frame.q, along_q.to(dtype)), (self.velocity, along_u.to(dtype)))
         pulled = []
         for i, gamma in enumerate(covector):
-            result = torch.bmm(self._beta[i].conj(), gamma.mT, out=None if out is None else out[i].mT)
+            result = torch.bmm(beta[i].conj(), gamma.mT, out=None if out is None else out[i].mT)
             for tall, small in terms:
                 result.baddbmm_(small[i].mT, tall[i].mT)
             pulled.append(result.mT)
@@ -578,7 +587,7 @@ class AdaptiveFrame(EntryFrame):
 class _AdaptiveEnd(EndPoint):
     def __init__(self, frame: AdaptiveFrame, u: Tensor, order: Order, out: Tensor | None) -> None:
         self._frame, self._curve = frame, _ADAPTIVE_CURVES[order]
-        self._u = u if self._curve.derivative is not None else None
+        self.velocity = () if self._curve.derivative is None else (u,)
         if order == "first":
             point = torch.addcmul(frame.theta, frame.theta, u, out=out)
         else:
@@ -587,8 +596,8 @@ class _AdaptiveEnd(EndPoint):
 
     def pullback(self, covector: Tensors, *, horizontal: bool = True, out: Tensors | None = None) -> Tensors:
         pulled = torch.mul(covector[0], self._frame.theta, out=None if out is None else out[0])
-        if self._curve.derivative is not None and self._u is not None:
-            pulled.mul_(self._curve.derivative(self._u))
+        if self._curve.derivative is not None:
+            pulled.mul_(self._curve.derivative(self.velocity[0]))
         return (pulled if self._frame.scale == 1.0 else pulled.mul_(self._frame.scale),)
 
 

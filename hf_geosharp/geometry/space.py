@@ -26,6 +26,14 @@ class Tangent:
 
     pieces: tuple[Tensor, ...]
 
+    def piece(self, part: int) -> Tensor:
+        """Its coordinates in one part."""
+        return self.pieces[part]
+
+    def chunk(self, part: int, where: slice) -> Tensor:
+        """Some of its coordinates in one part."""
+        return self.pieces[part][where]
+
     def clone(self) -> Tangent:
         """A copy with memory of its own."""
         return Tangent(tuple(p.clone() for p in self.pieces))
@@ -94,25 +102,62 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """factor · Σ coefficient · vector, put into ``out``, which is none of the vectors but possibly the first."""
+class Recipe:
+    """factor · Σ coefficient · vector, the same to the last bit each time it is worked out.
 
-    out: Tangent
+    It stands for a tangent vector that is not kept: whoever needs its coordinates gets those of one part at a time.
+    """
+
     terms: tuple[tuple[Tangent, float], ...]
     factor: float = 1.0
 
-    def put(self, part: int, chunk: slice) -> None:
-        """Works out some coordinates of one part."""
+    def piece(self, part: int) -> Tensor:
+        """Its coordinates in one part, in memory of their own."""
+        out = torch.empty_like(self.terms[0][0].pieces[part])
+        for where in _chunks(out.numel()):
+            self.put(part, where, out[where])
+        return out
+
+    def chunk(self, part: int, where: slice) -> Tensor:
+        """Some of its coordinates in one part, in memory of their own."""
+        return self.put(part, where, torch.empty_like(self.terms[0][0].pieces[part][where]))
+
+    def put(self, part: int, where: slice, out: Tensor) -> Tensor:
+        """Works out some coordinates of one part in ``out``, which may be those of the first vector."""
         (first, a), rest = self.terms[0], self.terms[1:]
-        out = self.out.pieces[part][chunk]
-        if first is not self.out:
-            torch.mul(first.pieces[part][chunk], a, out=out)
+        here = first.pieces[part][where]
+        if here.data_ptr() != out.data_ptr():
+            torch.mul(here, a, out=out)
         elif a != 1.0:
             out.mul_(a)
         for vector, coefficient in rest:
-            out.add_(vector.pieces[part][chunk], alpha=coefficient)
-        if self.factor != 1.0:
-            out.mul_(self.factor)
+            out.add_(vector.pieces[part][where], alpha=coefficient)
+        return out if self.factor == 1.0 else out.mul_(self.factor)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A recipe worked out in ``out``, which is none of its vectors but possibly the first."""
+
+    out: Tangent
+    recipe: Recipe
+
+    @staticmethod
+    def of(out: Tangent, *terms: tuple[Tangent, float]) -> Sum:
+        """Σ coefficient · vector."""
+        return Sum(out, Recipe(terms))
+
+    def put(self, part: int, where: slice) -> None:
+        """Works out some coordinates of one part."""
+        self.recipe.put(part, where, self.out.pieces[part][where])
+
+
+Vector = Tangent | Recipe
+"""A tangent vector, kept or not."""
+
+
+def _chunks(count: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, count, _CHUNK))
 
 
 class Space:
@@ -148,7 +193,7 @@ class Space:
         """Each part with its piece of u."""
         return zip(self.parts, u.pieces, strict=True)
 
-    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Tangent, Tangent]] = ()) -> list[float]:
+    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Vector, Vector]] = ()) -> list[float]:
         """Works out the sums, in this order, then ⟨u, v⟩ of each pair of vectors, all in one walk over the coordinates.
 
         What several sums and products need is so read from memory once.
@@ -156,11 +201,10 @@ class Space:
         found: list[Tensor] = []
         for i, part in enumerate(self.parts):
             here = self.place(part) == self.device
-            for start in range(0, part.numel, _CHUNK):
-                chunk = slice(start, start + _CHUNK)
+            for where in _chunks(part.numel):
                 for wanted in sums:
-                    wanted.put(i, chunk)
-                dots = [torch.dot(u.pieces[i][chunk], v.pieces[i][chunk]) for u, v in products]
+                    wanted.put(i, where)
+                dots = [_dot(u, v, i, where) for u, v in products]
                 found += dots if here else [x.to(self.device) for x in dots]
         if not found:
             return [0.0] * len(products)
@@ -184,7 +228,7 @@ class Space:
 
     def combine(self, out: Tangent, *terms: tuple[Tangent, float]) -> Tangent:
         """out <- Σ coefficient · vector; ``out`` is none of the vectors but possibly the first."""
-        self.sweep((Sum(out, terms),))
+        self.sweep((Sum.of(out, *terms),))
         return out
 
     def share(self, u: Tangent) -> dict[str, float]:
@@ -210,3 +254,8 @@ class Space:
             noise = torch.randn(part.numel, dtype=torch.float64, generator=generator)
             pieces.append(noise.to(self.place(part), self.dtype))
         return self.horizontal_(Tangent(tuple(pieces)))
+
+
+def _dot(u: Vector, v: Vector, part: int, where: slice) -> Tensor:
+    left = u.chunk(part, where)
+    return torch.dot(left, left if v is u else v.chunk(part, where))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_geosharp.geometry.space import Space, Tangent
+from hf_geosharp.geometry.space import Space, Tangent, Vector
 
 MOMENTUM = 0.75
 IMPROVING = 0.75
@@ -22,7 +22,7 @@ IMPROVING = 0.75
 NOISE = 10.0
 """A slope that raises the loss by less than this many roundings of it inside the ball is rounding itself."""
 
-Evaluate = Callable[[Tangent, bool], tuple[float, Tangent | None]]
+Evaluate = Callable[[Vector, bool], tuple[float, Tangent | None]]
 """(u, wants gradient) -> loss at γ_u(1), and its horizontal gradient in u if wanted."""
 
 Report = Callable[[int, float], None]

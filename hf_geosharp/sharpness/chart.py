@@ -7,7 +7,8 @@ its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
-from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, FactorFrame, Order
-from hf_geosharp.geometry.space import Handed, Part, Space, Tangent
+from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, FactorFrame, Order, Tensors
+from hf_geosharp.geometry.space import Handed, Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -208,6 +209,9 @@ class Owned:
     entries: Tensor | slice | None = None
 
 
+_LARGEST = 1 << 22
+"""Entries of a batch of pairs, if it has several."""
+
 _SMALL = 1 << 17
 """Parameters of at most this many entries are bundled."""
 
@@ -262,6 +266,8 @@ class Chart:
         self._whole = (self.space, self._loose)
         self._ends: Sequence[EndPoint | None] | None = None
         """The way back from the point of the space that the model holds."""
+        self._again: dict[int, Recipe] = {}
+        """For parts whose velocity the way back needs and nobody keeps: what it is made of again."""
 
     def _space_of(self, parts: Sequence[Part]) -> Space:
         """The space that these parts make, of what is in :attr:`_loose`."""
@@ -434,15 +440,16 @@ class Chart:
     # ---------------------------------------------------------------------------------------------------- transport
 
     @torch.no_grad()
-    def write(self, u: Tangent, order: Order | None = None) -> None:
+    def write(self, u: Vector, order: Order | None = None) -> None:
         """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`.
 
-        Of a u that is handed over, only what the way back needs stays in memory. ``order`` takes another geodesic than
-        the chart's.
+        Of a u that is handed over, only what the way back needs stays in memory; of a recipe nothing, and its vectors
+        have to be as they are until then. ``order`` takes another geodesic than the chart's.
         """
         u = u.taken() if isinstance(u, Handed) else u
-        self._ends, ends = None, []
-        for i, (part, piece) in enumerate(self.space.slices(u)):
+        self._again, self._ends, ends = {}, None, []
+        for i, part in enumerate(self.space.parts):
+            piece = u.piece(i)
             if i < len(self._batches):
                 end = part.frame.geodesic(part.split(piece), order or part.order)
                 self._bound[i].write([x.mT for x in end.point])
@@ -454,6 +461,8 @@ class Chart:
                 if target is None:
                     item.put(end.point[0])
             end.point = ()
+            if isinstance(u, Recipe) and end.velocity:
+                self._again[i], end.velocity = u, ()
             ends.append(end)
         self._ends = ends
 
@@ -465,27 +474,47 @@ class Chart:
         """
         count = len(self._batches)
         gradients = {n: self._borrowed.leaves[n].gradient() for n in self._paired}
-        assert self._ends is not None
-        ends = [end for end in self._ends if end is not None]
-        assert len(ends) == len(self._ends), "focus comes before pull"
         loose = []
-        for end, item in zip(ends[count:], self._loose, strict=True):
+        for i, item in enumerate(self._loose, count):
             row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
-            loose.append(end.pullback((row,), out=(row,))[0].view(-1))
+            loose.append(self._pullback(i, (row,), (row,))[0].view(-1))
+        last = {name: i for i, batch in enumerate(self._batches) for name in batch.parameters}
+        self._release(n for n in self._borrowed.leaves if n not in last)
         pieces = []
-        for part, end, bound in zip(self.space.parts, ends, self._bound, strict=False):
+        for i, (part, bound) in enumerate(zip(self.space.parts, self._bound, strict=False)):
             covector = [
                 torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.place(part))
                 for s in part.shapes
             ]
             bound.read(gradients, covector)
+            # What is read for the last time goes before the result comes.
+            done = [n for n in self._batches[i].parameters if last[n] == i]
+            for name in done:
+                del gradients[name]
+            self._release(done)
             piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.place(part))
-            end.pullback(tuple(x.mT for x in covector), out=part.split(piece))
+            self._pullback(i, tuple(x.mT for x in covector), part.split(piece))
             pieces.append(piece)
-        for leaf in self._borrowed.leaves.values():
-            for p, _ in leaf.members:
-                p.grad = None
         return Tangent((*pieces, *loose))
+
+    def _pullback(self, i: int, covector: Tensors, out: Tensors) -> Tensors:
+        """The gradient in the coordinates of one part, in ``out``."""
+        assert self._ends is not None
+        part, end = self.space.parts[i], self._ends[i]
+        assert end is not None, "focus comes before pull"
+        if i not in self._again:
+            return end.pullback(covector, out=out)
+        end.velocity = part.split(self._again[i].piece(i))
+        try:
+            return end.pullback(covector, out=out)
+        finally:
+            end.velocity = ()
+
+    def _release(self, names: Iterable[str]) -> None:
+        """Takes the gradients of these away from their parameters."""
+        for name in names:
+            for p, _ in self._borrowed.leaves[name].members:
+                p.grad = None
 
     @property
     def _complex(self) -> torch.dtype:
@@ -542,18 +571,25 @@ def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
 
 
 def batched(pairs: Sequence[Pair], place: Callable[[Pair], torch.device | None] = lambda _: None) -> list[_Batch]:
-    """Pairs of one kind, group, shape and device together."""
+    """Pairs of one kind, group, shape and device together, up to a size: what is not kept comes a batch at a time."""
     groups: dict[tuple[object, ...], list[Pair]] = {}
     for pair in pairs:
         key = (pair.kind, pair.group, shape_of(pair.g)[1:], shape_of(pair.h)[1:], place(pair))
         groups.setdefault(key, []).append(pair)
     out = []
-    for members in groups.values():
+    for members in (some for alike in groups.values() for some in _up_to(_LARGEST, alike)):
         starts = [0]
         for pair in members:
             starts.append(starts[-1] + pair.copies)
         out.append(_Batch(tuple(members), tuple(starts[:-1])))
     return out
+
+
+def _up_to(size: int, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
+    """As many pairs at a time as have so many entries together, or one."""
+    each = max(sum(math.prod(shape_of(views)) for views in (pair.g, pair.h)) for pair in pairs)
+    count = max(1, size // each)
+    return (pairs[i : i + count] for i in range(0, len(pairs), count))
 
 
 def _lies_in(gradient: Tensor, rows: Tensor) -> bool:

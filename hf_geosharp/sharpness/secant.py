@@ -13,7 +13,7 @@ keeps its word.
 
 A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
 (c, g, the last step and the change of the gradient over it). A point is handed to whoever evaluates it and made once
-more, from the same four, if it turns out to be wanted.
+more, from the same four, if it turns out to be wanted; in a large space it is not even kept for the evaluation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hf_geosharp.geometry.space import Handed, Space, Sum, Tangent
+from hf_geosharp.geometry.space import Handed, Recipe, Space, Sum, Tangent, Vector
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 
 TOLERANCE = 2e-3
@@ -45,6 +45,9 @@ RELEASE = 0.5
 
 FORGET = 0.8
 """Factor of the largest σ that did not suffice, with each step that raised the loss; σ does not fall below it."""
+
+KEPT = 1 << 22
+"""Coordinates of a space up to which the point that is evaluated is kept meanwhile: it takes less time."""
 
 
 def settled(rises: Sequence[float], promise: float, noise: float) -> bool:
@@ -155,7 +158,7 @@ class _Walk:
         self._plan = torch.empty(0)
         self._promised = self._length = 0.0
         """What the model without σ says of the point that is proposed, and how far that is from the best one."""
-        self._proposed: Tangent | _Recipe | None = None
+        self._proposed: Vector | None = None
         self._square = 0.0
         """⟨proposed, proposed⟩."""
 
@@ -174,26 +177,28 @@ class _Walk:
         self._promised, self._length = self._model.gain(self._plan)
         return self._promised - self._sigma * self._length**2 / 2
 
-    def next(self, promise: float, generator: torch.Generator) -> Tangent | None:
+    def next(self, promise: float, generator: torch.Generator) -> Vector | None:
         """The planned point; None if it promises nothing, unless that is because nothing is known yet."""
         lost, self.lost = self.lost, False
         if not lost and promise > 0 and self._length > self.rho - self._inside:
             return self._make()
         return self._anywhere(generator) if lost or not self._squares[1] > 0 else None
 
-    def _make(self) -> Tangent:
+    def _make(self) -> Vector:
         assert self._model is not None
         recipe = self._model.recipe(self._plan, self._inside)
-        point = self.space.empty()
-        (self._square,) = self.space.sweep((recipe.sum(point),), ((point, point),))
+        point = self.space.empty() if self.space.size <= KEPT else None
+        vector: Vector = recipe if point is None else point
+        (self._square,) = self.space.sweep(() if point is None else (Sum(point, recipe),), ((vector, vector),))
         size = math.sqrt(self._square)
         if size > (self.rho + self._inside) / 2:
             # The vectors have so much in common that their products do not tell how long it is.
             recipe = replace(recipe, factor=self._inside / size)
-            point.mul_(recipe.factor)
             self._square *= recipe.factor**2
+            if point is not None:
+                point.mul_(recipe.factor)
         self._proposed = recipe
-        return Handed(point.pieces)
+        return recipe if point is None else Handed(point.pieces)
 
     def _anywhere(self, generator: torch.Generator) -> Tangent:
         """A random point as far away as there were finite losses."""
@@ -250,7 +255,7 @@ class _Walk:
         if isinstance(proposed, Tangent):
             return proposed, ()
         point = self.space.empty() if out is None else out
-        return point, (proposed.sum(point),)
+        return point, (Sum(point, proposed),)
 
     def _learn(self, made: tuple[Sum, ...], g: Tangent, other: Tangent, gradient: Tangent, rise: float) -> None:
         """Keeps the step from the best point, with gradient g, to another one that is higher by ``rise``.
@@ -258,7 +263,7 @@ class _Walk:
         It takes the memory of that point and its gradient. ``made`` is what has to be worked out before.
         """
         self._last = _Step(other, gradient, rise)
-        steps = (Sum(a, ((a, 1.0), (b, -1.0))) for a, b in ((other, self.u), (gradient, g)))
+        steps = (Sum.of(a, (a, 1.0), (b, -1.0)) for a, b in ((other, self.u), (gradient, g)))
         self._model = self._modelled((*made, *steps), (self.u, g, other, gradient))
 
     def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> _Model:
@@ -271,18 +276,6 @@ class _Walk:
         gram[0, 0], gram[1, 1] = self._squares
         limit = max(1e-10, 100 * torch.finfo(self.space.dtype).eps)
         return _Model(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)
-
-
-@dataclass(frozen=True)
-class _Recipe:
-    """How a point is made of vectors that are held anyway. It can be made in the memory of the first of them."""
-
-    terms: tuple[tuple[Tangent, float], ...]
-    factor: float = 1.0
-
-    def sum(self, out: Tangent) -> Sum:
-        """The point, the same to the last bit each time."""
-        return Sum(out, self.terms, self.factor)
 
 
 class _Model:
@@ -320,7 +313,7 @@ class _Model:
         step = z - self.center
         return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
 
-    def recipe(self, z: Tensor, inside: float) -> _Recipe:
+    def recipe(self, z: Tensor, inside: float) -> Recipe:
         """The tangent vector with these coordinates, or as much of it as is not longer than ``inside``."""
         coefficients = self.basis @ z
         size = math.sqrt(max(float(coefficients @ self._gram @ coefficients), 0.0))
@@ -328,7 +321,7 @@ class _Model:
             coefficients *= inside / size
         terms = list(zip(self.vectors, coefficients.tolist(), strict=True))
         # The last step comes first, whose memory the point may take.
-        return _Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
+        return Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
 
 
 def _quadratic(gram: Tensor, loss: float, noise: float) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.metrics import Order
-from hf_geosharp.geometry.space import Part, Space, Sum, Tangent
+from hf_geosharp.geometry.space import Part, Space, Sum, Tangent, Vector
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry, Loose, Owned, batched, free_entries, is_small
@@ -79,7 +79,7 @@ class ShardedSpace(Space):
         """Dimension of the whole horizontal space."""
         return round(self._world.sums([float(super().dimension)], self.device)[0])
 
-    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Tangent, Tangent]] = ()) -> list[float]:
+    def sweep(self, sums: Sequence[Sum], products: Sequence[tuple[Vector, Vector]] = ()) -> list[float]:
         """The rank's part of the sums, and ⟨u, v⟩ of each pair of tangent vectors over all ranks."""
         here = super().sweep(sums, products)
         return self._world.sums(here, self.device) if products else here
@@ -203,7 +203,7 @@ class ShardedChart(Chart):
     # ---------------------------------------------------------------------------------------------------- transport
 
     @torch.no_grad()
-    def write(self, u: Tangent, order: Order | None = None) -> None:
+    def write(self, u: Vector, order: Order | None = None) -> None:
         """As a chart's; the weights of pairs go to their rows."""
         failure: ArithmeticError | None = None
         try:
@@ -229,6 +229,11 @@ class ShardedChart(Chart):
             return super().pull()
         finally:
             self._gradients.clear()
+
+    def _release(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._gradients.pop(name, None)
+        super()._release(names)
 
     def share(self, u: Tangent) -> dict[str, float]:
         """As a chart's, over all ranks."""

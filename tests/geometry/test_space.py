@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_geosharp.geometry.gauge import canonical
 from hf_geosharp.geometry.metrics import ENTRY_METRICS, PAIR_METRICS
-from hf_geosharp.geometry.space import Part, Space, Sum
+from hf_geosharp.geometry.space import Part, Recipe, Space, Sum
 from tests.oracles import pair_formulas as oracle
 
 N, M, COPIES = 7, 5, 3
@@ -146,7 +146,7 @@ def test_a_sweep_works_out_its_sums_in_order_and_then_the_products(monkeypatch: 
     u, v, w = (there.random(torch.Generator().manual_seed(seed)) for seed in (0, 1, 2))
     a, b = u.flat(), v.flat()
     products = there.sweep(
-        (Sum(w, ((u, 0.5), (v, -2.0)), factor=3.0), Sum(u, ((u, 1.0), (w, -1.0))), Sum(v, ((v, 0.25), (u, 1.0)))),
+        (Sum(w, Recipe(((u, 0.5), (v, -2.0)), 3.0)), Sum.of(u, (u, 1.0), (w, -1.0)), Sum.of(v, (v, 0.25), (u, 1.0))),
         ((w, w), (u, v)),
     )
     c = 3.0 * (0.5 * a - 2.0 * b)
@@ -155,6 +155,22 @@ def test_a_sweep_works_out_its_sums_in_order_and_then_the_products(monkeypatch: 
     for found, wanted in zip((w, u, v), (c, a, b), strict=True):
         torch.testing.assert_close(found.flat(), wanted, rtol=1e-14, atol=1e-14)
     assert products == pytest.approx([float(c @ c), float(a @ b)], rel=1e-13)
+
+
+def test_a_recipe_is_the_vector_that_it_makes_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, part by part, in products, and in the memory of its first vector."""
+    monkeypatch.setattr("hf_geosharp.geometry.space._CHUNK", 7)
+    there = space("mix")
+    u, v, w = (there.random(torch.Generator().manual_seed(seed)) for seed in (0, 1, 2))
+    recipe = Recipe(((u, 0.3), (v, -2.1), (w, 1e-3)), 0.7)
+    made = there.empty()
+    there.sweep((Sum(made, recipe),))
+    pieces = [recipe.piece(i) for i in range(len(there.parts))]
+    assert all(torch.equal(a, b) for a, b in zip(pieces, made.pieces, strict=True))
+    products = there.dots((recipe, recipe), (recipe, u))
+    assert products == pytest.approx(there.dots((made, made), (made, u)), rel=1e-14)
+    there.sweep((Sum(u, recipe),))
+    assert all(torch.equal(a, b) for a, b in zip(u.pieces, made.pieces, strict=True))
 
 
 def test_the_norm_of_a_long_single_precision_vector_does_not_drift_with_its_length() -> None:

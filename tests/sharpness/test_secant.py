@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
-from hf_geosharp.geometry.space import Handed, Part, Space, Tangent
+from hf_geosharp.geometry.space import Handed, Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
 from hf_geosharp.sharpness.secant import TOLERANCE, _Walk, largest_in_ball, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
@@ -230,6 +230,40 @@ def test_it_holds_no_more_than_six_tangent_vectors() -> None:
     secant(plain_space(8), evaluate, 2.0, 20)
     assert len(counts) > 8
     assert max(counts) <= 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_in_a_large_space_points_are_not_kept_and_the_climb_is_the_same_to_the_last_bit(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+    counts: list[int] = []
+    kinds: set[type] = set()
+    h, g = (x.to(dtype) for x in quadratic(1, 8))
+
+    def evaluate(u: Vector, gradient: bool) -> tuple[float, Tangent | None]:
+        kinds.add(type(u))
+        x = u.piece(0).clone().requires_grad_()
+        value = g @ x + 0.5 * x @ h @ x - 2 * (x**4).sum()
+        out = torch.autograd.grad(value, x)[0]
+        held = u.pieces if isinstance(u, Tangent) else [t for v, _ in u.terms for t in v.pieces]
+        alive.update({id(t): t for t in (out, *held)})
+        counts.append(len(alive))
+        return float(value.detach()), Tangent((out,))
+
+    space = plain_space(8, dtype=dtype)
+    kept = secant(space, evaluate, 2.0, 20)
+    assert kinds == {Tangent, Handed}
+    counts.clear()
+    alive.clear()
+    monkeypatch.setattr("hf_geosharp.sharpness.secant.KEPT", 0)
+    made = secant(space, evaluate, 2.0, 20)
+    assert kinds == {Tangent, Handed, Recipe}
+    assert made.history == kept.history
+    assert torch.equal(made.u.flat(), kept.u.flat())
+    # The four vectors of the climb, and the gradient of the point under evaluation.
+    assert len(counts) > 8
+    assert max(counts) <= 5
 
 
 # -------------------------------------------------------------------------------------------------------- degenerate

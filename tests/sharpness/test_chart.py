@@ -1,0 +1,120 @@
+"""What a chart keeps between a point and the gradient there, and how much of it at a time."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_geosharp.geometry.space import Handed, Recipe, Tangent, Vector
+from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.chart import Chart, Geometry, batched
+from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.symmetry.find import find_symmetries
+from tests.families import batch_of, build
+
+GEOMETRIES = [Geometry(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")] + [
+    Geometry("adaptive", "exact"), Geometry("euclidean", "first")
+]  # fmt: skip
+
+
+def gradient_at(chart: Chart, objective: Objective, u: Vector) -> tuple[float, Tangent]:
+    chart.write(u)
+    return objective.evaluate(True), chart.pull()
+
+
+def there(chart: Chart, length: float = 0.1) -> tuple[Recipe, Tangent]:
+    """A recipe of a point in the ball, and the point."""
+    u, v = (chart.space.random(torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    recipe = Recipe(((u, 1.0), (v, -0.5)), length / chart.space.norm(u))
+    return recipe, Tangent(tuple(recipe.piece(i) for i in range(len(chart.space.parts))))
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda g: f"{g.metric}-{g.geodesic}")
+@pytest.mark.parametrize("isometric", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_velocity_that_nobody_keeps_gives_the_same_weights_and_gradient(
+    name: str, isometric: bool, geometry: Geometry
+) -> None:
+    model = build(name)
+    symmetries = find_symmetries(model, batch_of(name))
+    # As where a norm leaves no more than rotations.
+    groups = [replace(p.group, isometric=isometric or p.group.isometric) for p in symmetries.pairs]
+    pairs = tuple(replace(p, group=group) for p, group in zip(symmetries.pairs, groups, strict=True))
+    symmetries = replace(symmetries, pairs=pairs)
+    with borrow(model) as borrowed:
+        chart = Chart(borrowed, symmetries, geometry)
+        objective = Objective(model, batch_of(name))
+        recipe, point = there(chart)
+        kept = gradient_at(chart, objective, point)
+        handed = gradient_at(chart, objective, Handed(tuple(p.clone() for p in point.pieces)))
+        made = gradient_at(chart, objective, recipe)
+    for loss, g in (handed, made):
+        assert loss == kept[0]
+        assert all(torch.equal(a, b) for a, b in zip(g.pieces, kept[1].pieces, strict=True))
+
+
+def test_between_point_and_gradient_nothing_of_a_recipe_is_kept() -> None:
+    model = build("llama")
+    with borrow(model) as borrowed:
+        chart = Chart(borrowed, find_symmetries(model, batch_of("llama")), Geometry("inv", "second"))
+        made: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+        class Watched(Recipe):
+            def piece(self, part: int) -> Tensor:
+                out = super().piece(part)
+                made.add(out.untyped_storage())
+                return out
+
+        chart.write(Watched(there(chart)[0].terms, 0.01))
+        assert not made
+        Objective(model, batch_of("llama")).evaluate(True)
+        chart.pull()
+        assert not made
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_pairs_come_in_batches_of_bounded_size_and_their_gradients_go_with_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(name)
+    symmetries = find_symmetries(model, batch_of(name))
+    results = []
+    for largest in (1 << 30, 1):
+        monkeypatch.setattr("hf_geosharp.sharpness.chart._LARGEST", largest)
+        sizes = [len(b.pairs) for b in batched([symmetries.coordinates(p) for p in symmetries.pairs])]
+        assert (max(sizes) > 1) == (largest > 1)
+        with borrow(model) as borrowed:
+            chart = Chart(borrowed, symmetries, Geometry("mix", "second"))
+            objective = Objective(model, batch_of(name))
+            g = gradient_at(chart, objective, chart.space.zeros())[1]
+            g.mul_(0.1 / chart.space.norm(g))
+            chart.write(g)
+            loss = objective.evaluate(True)
+            left = _grads_when_batches_are_read(chart, monkeypatch)
+            h = chart.pull()
+            results.append((loss, chart.space.norm(h), chart.share(h)))
+            assert all(p.grad is None for p in model.parameters())
+            # With each batch that is read fewer parameters have a gradient.
+            assert left == sorted(left, reverse=True)
+            assert left[-1] < left[0] or len(left) == 1
+    (loss, size, share), (again, other, parts) = results
+    assert (again, other) == pytest.approx((loss, size), rel=1e-12)
+    assert parts == pytest.approx(share, rel=1e-9, abs=1e-15)
+
+
+def _grads_when_batches_are_read(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parameters have a gradient each time that a batch of pairs reads its own."""
+    counts: list[int] = []
+    read = type(chart._bound[0]).read
+
+    def counted(self: Any, tensors: Any, outs: Any) -> None:
+        counts.append(sum(p.grad is not None for p in chart.model.parameters()))
+        read(self, tensors, outs)
+
+    monkeypatch.setattr(type(chart._bound[0]), "read", counted)
+    return counts
