@@ -31,6 +31,9 @@ BERTS = {
     "BERT, 2 layers, hidden 32": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 1000
     },
+    "BERT, 4 layers, hidden 128": {
+        "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512,
+    },
     "BERT, 6 layers, hidden 384": {
         "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536,
     },
