@@ -32,8 +32,8 @@ from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import Climb
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart
-from hf_geosharp.sharpness.estimate import ASCENTS, Settings
 from hf_geosharp.sharpness.objective import Objective, Reach
+from hf_geosharp.sharpness.settings import ASCENTS, Settings
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 

@@ -27,9 +27,10 @@ from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.estimate import ASCENTS, Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.precision import full_float32
+from hf_geosharp.sharpness.settings import ASCENTS, Settings
 from hf_geosharp.symmetry.find import find_symmetries
 
 RHO = 0.01

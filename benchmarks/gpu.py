@@ -32,10 +32,11 @@ from benchmarks.clock import rounded, seconds, wait
 from benchmarks.geometry_cost import Run, timed
 from benchmarks.subjects import Batch, Subject
 from hf_geosharp.errors import ModelError
-from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.memory import is_out_of_memory
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.precision import full_float32
+from hf_geosharp.sharpness.settings import Settings
 
 AGREEMENT = 1e-4
 ASCENTS = ("secant", "apgd")

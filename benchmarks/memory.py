@@ -87,7 +87,8 @@ def forget_peak() -> None:
 
 def measure_here(title: str, ascent: str) -> Row:
     """In this process, which must have done nothing else."""
-    from hf_geosharp.sharpness.estimate import Settings, estimate
+    from hf_geosharp.sharpness.estimate import estimate
+    from hf_geosharp.sharpness.settings import Settings
 
     small, batch = build(SMALLEST)
     # Loads what a pass and a score load.
@@ -111,7 +112,7 @@ def measure(quick: bool = False) -> list[Row]:
     Raises:
         NotHereError: not on Linux.
     """
-    from hf_geosharp.sharpness.estimate import ASCENTS
+    from hf_geosharp.sharpness.settings import ASCENTS
 
     resident(peak=True)
     rows = []

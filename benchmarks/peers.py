@@ -25,8 +25,9 @@ from benchmarks import baseline, subjects
 from benchmarks.alone import alone
 from benchmarks.clock import Job, Sample, paired, ratios, spread
 from benchmarks.subjects import Batch
-from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.settings import Settings
 
 DEMOS = {"digits-vit": "pixel_values", "vader-bert": "input_ids"}
 SAMPLES = 128

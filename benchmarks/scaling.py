@@ -29,8 +29,9 @@ from transformers.utils import logging
 from benchmarks import subjects
 from benchmarks.clock import spread
 from hf_geosharp.parallel import World
-from hf_geosharp.sharpness.estimate import Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.settings import Settings
 
 DEMO = "vader-bert"
 FULL = (64, 16, 40, 3)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.status import Status
 
 if TYPE_CHECKING:
-    from hf_geosharp.sharpness.estimate import Progress as State
+    from hf_geosharp.sharpness.progress import Progress as State
 
 Update = Callable[["State"], None]
 

@@ -16,7 +16,8 @@ from rich.tree import Tree
 from hf_geosharp.heatmaps import short_labels
 
 if TYPE_CHECKING:
-    from hf_geosharp.inspection import Inspection, SiteReport
+    from hf_geosharp.inspection import Inspection
+    from hf_geosharp.site_report import SiteReport
     from hf_geosharp.symmetry.health import HeadHealth
 
 _STYLES = {"holds": "green", "dead": "yellow", "failed": "bold red", "unverified": "yellow"}

@@ -35,7 +35,7 @@ from hf_geosharp.record import Record
 from hf_geosharp.sharpness.result import mean_with_error
 
 if TYPE_CHECKING:
-    from hf_geosharp.sharpness.estimate import Progress
+    from hf_geosharp.sharpness.progress import Progress
 
 
 RESOLUTION = 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,9 @@ def style() -> Iterator[None]:
     """The package's style for as long as a picture is drawn or saved; the caller's own settings come back."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Names in scripts that the font lacks: the picture shows boxes, and nobody can do anything about it here.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 

@@ -11,121 +11,38 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
 from hf_geosharp.errors import DataError, UsageError
+from hf_geosharp.example_batches import Batch, advice, fitted, runnable, stored_batches
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import borrow, check
+from hf_geosharp.site_report import SiteReport, Totals, site_report, totals_of
 from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.find import PRESETS, SMALL, find_symmetries
 from hf_geosharp.symmetry.fingerprint import fingerprint, of_batches
-from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
 from hf_geosharp.symmetry.health import health as health_of
-from hf_geosharp.symmetry.inputs import Recipe, call, recipe
 from hf_geosharp.symmetry.layouts import registered
-from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import leaves, widened
 from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
-from hf_geosharp.symmetry.views import Axis
-from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
-from hf_geosharp.tasks.data import load_data
-from hf_geosharp.tasks.models import Network, load_network
+from hf_geosharp.tasks.models import load_network
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from hf_geosharp.symmetry.base import Symmetry
     from hf_geosharp.symmetry.layouts import Layout
-    from hf_geosharp.symmetry.map import SymmetryMap
-    from hf_geosharp.symmetry.views import View
-
-    Batch = Mapping[str, Any]
 
 SCHEMA = 1
 
-STATUSES = ("holds", "dead", "failed", "unverified")
-"""What is known of a site: proved on this model; nothing to prove, for the control does not move the outputs either;
-refuted on this model; not tried."""
-
-BATCH_FILE = ".safetensors"
-"""A file of this kind is one batch: a tensor for each argument of the model's forward, under its name."""
-
 _ATTENTION = frozenset({"qk", "vo", "qk_norm"})
-_FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "norm_gain": "scale"}
-_SAMPLES, _ROWS = 8, 4
-"""Samples of a data set that the model is run on, and how many at a time: two batches."""
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Which part of a parameter a site uses.
-
-    ``factor`` is "g" or "h" for the factor of a pair that it belongs to, "fixed" for what a fold sets to a constant.
-    ``index`` says in words what is taken of each dimension, "" if all of it. Exactly: it begins at ``start``, and an
-    index in each of the ``axes`` moves by its step along its dimension; ``layout`` names the axes of each dimension,
-    outermost first.
-    """
-
-    parameter: str
-    factor: str
-    index: str
-    layout: str
-    start: list[int]
-    axes: list[Axis]
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    """One symmetry of one module.
-
-    Attributes:
-        kind: "qk", "vo", "mlp", "lora", "key_bias", "value_bias", "norm_gain", ...
-        module, name: where, and its name in messages.
-        group: of each copy, such as "GL(64)" or "GL(1,C)"; of a fold "shift(64)", "scale(768)" or "affine(768)".
-        copies: how many copies: heads, rotary frequencies of all heads, units.
-        dim: the size of the block that the group acts on: the head dimension, 1 for a rotary frequency or a unit.
-        total_dim: real dimension of the group over all copies.
-        parameters, slices: what it moves, and which parts of it.
-        deviation, control: relative change of the model's outputs along the orbit, and when it is broken on purpose.
-        status: one of :data:`STATUSES`.
-    """
-
-    kind: str
-    module: str
-    name: str
-    group: str
-    copies: int
-    dim: int
-    total_dim: int
-    parameters: list[str]
-    slices: list[Slice]
-    deviation: float | None
-    control: float | None
-    status: str
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Over the whole model: what failed or is dead does not count.
-
-    ``effective_parameters`` are the parameters less the dimensions of the symmetry group; ``by_kind`` gives these
-    dimensions by kind of site.
-    """
-
-    parameters: int
-    symmetry_dim: int
-    effective_parameters: int
-    by_kind: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -179,7 +96,7 @@ class Inspection:
         if data.get("schema") != SCHEMA:
             raise DataError(f"this inspection has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         try:
-            sites = [SiteReport(**{**s, "slices": [_slice_from(x) for x in s["slices"]]}) for s in data["sites"]]
+            sites = [SiteReport.from_dict(site) for site in data["sites"]]
             heads = [
                 HeadHealth(**{**h, "singular_values": tuple(h["singular_values"]), "flags": tuple(h["flags"])})
                 for h in data["health"]
@@ -187,10 +104,6 @@ class Inspection:
             return cls(**{**data, "sites": sites, "health": heads, "totals": Totals(**data["totals"])})
         except (TypeError, KeyError) as error:
             raise DataError(f"not an inspection: {error}") from error
-
-
-def _slice_from(data: Mapping[str, Any]) -> Slice:
-    return Slice(**{**data, "axes": [Axis(**a) for a in data["axes"]]})
 
 
 def _plain(value: Any) -> Any:
@@ -296,7 +209,7 @@ def inspect_pretrained(
         make_twin(network.model)
     batches, how = None, ""
     if data is not None:
-        batches = _examples(network, data, data_config, split, columns or Columns(), token, seed)
+        batches = stored_batches(network, data, data_config, split, columns or Columns(), token, seed)
         how = f"{_batches(len(batches))} of {os.fspath(data)}"
     notes = []
     if network.unexpected:
@@ -385,7 +298,7 @@ def _measured(
     """The inspection of a model that is not known yet."""
     cutoff = cutoff_of(model)  # of the weights as they are stored; they may be wider while borrowed
     with _held(model) as held:
-        examples, known = _runnable(held, batches)
+        examples, known = runnable(model, held.dtype, batches)
         # One proof is enough, the one below, where another takes its time.
         slow = held.parameters > SMALL
         found = find_symmetries(
@@ -399,9 +312,9 @@ def _measured(
             if known is not None and found.symmetries:
                 # Of a length that the largest group asks for.
                 try:
-                    trials = _fitted(held, example_batches(model, found, known))
+                    trials = fitted(model, held.dtype, example_batches(model, found, known))
                 except ValueError as error:
-                    raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
+                    raise UsageError(f"{str(error).partition(';')[0]}. {advice(model)}") from error
             verified = prove(model, found, trials, each=True)
         heads: Sequence[HeadHealth] = ()
         if wanted.health:
@@ -412,7 +325,7 @@ def _measured(
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     attention = any(p.kind in _ATTENTION for p in found.pairs)
-    sites = [_site(s, shapes, *_evidence(s, verified)) for s in (*found.pairs, *found.folds)]
+    sites = [site_report(s, shapes, verified) for s in (*found.pairs, *found.folds)]
     return Inspection(
         model={**identity, "parameters": held.parameters, "stored_dtypes": list(held.stored_dtypes)},
         preset=wanted.preset,
@@ -420,7 +333,7 @@ def _measured(
         deviation=verified.deviation,
         control=verified.control,
         sites=sorted(sites, key=lambda site: place.get(site.module, len(place))),
-        totals=_totals(held.parameters, verified.map),
+        totals=totals_of(held.parameters, verified.map),
         unrecognised=list(verified.map.unrecognised),
         dropped=list(verified.map.dropped),
         health=sorted(heads, key=lambda head: place.get(head.module, len(place))),
@@ -437,7 +350,6 @@ def _batches(count: int) -> str:
 class _Held:
     """A model while it is inspected: its dtype meanwhile, how many parameters it has, what they are stored in."""
 
-    model: nn.Module
     dtype: torch.dtype
     parameters: int
     stored_dtypes: tuple[str, ...]
@@ -458,191 +370,4 @@ def _held(model: nn.Module) -> Iterator[_Held]:
     wide = parameters <= SMALL or dtypes == {torch.float64}
     dtype = torch.float64 if wide else torch.float32
     with borrow(model, only=()) as borrowed, widened(model, dtype):
-        yield _Held(model, dtype, parameters, borrowed.stored_dtypes)
-
-
-# -------------------------------------------------------------------------------------------------- example batches
-
-
-def _examples(
-    network: Network,
-    data: str | os.PathLike[str],
-    data_config: str | None,
-    split: str | None,
-    columns: Columns,
-    token: str | None,
-    seed: int,
-) -> Sequence[Batch]:
-    """Batches of what ``data`` names: one file of tensors, or a few rows of a data set."""
-    path = Path(data)
-    if path.suffix == BATCH_FILE:
-        return _batch_file(path, network.model)
-    loaded = network.for_data()
-    dataset, _ = load_data(data, config=data_config, split=split, task=loaded.task, token=token, card=loaded.card)
-    samples = max(1, min(_SAMPLES, len(dataset)))
-    batches, _ = make_batches(
-        dataset, loaded, samples=samples, batch_size=min(_ROWS, samples),
-        seed=seed, columns=columns, with_labels=False,
-    )  # fmt: skip
-    return batches
-
-
-def _batch_file(path: Path, model: nn.Module) -> Sequence[Batch]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
-    try:
-        batch = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} cannot be read as {BATCH_FILE}: {error}") from error
-    return batches_from([batch], model)[0]
-
-
-def _runnable(held: _Held, batches: Sequence[Batch] | None) -> tuple[list[Batch], Recipe | None]:
-    """The batches in the model's dtype and on its device, on which it has run.
-
-    Made up if there are none; then how to make others comes with them.
-
-    Raises:
-        UsageError: it does not run on them; what it lacks is named.
-    """
-    model = held.model
-    if batches is None:
-        try:
-            known = recipe(model)
-            return _fitted(held, [known.first, known.batch_for(model, seed=1)]), known
-        except ValueError as error:
-            raise UsageError(f"{str(error).partition(';')[0]}. {_advice(model)}") from error
-    if not batches:
-        raise UsageError("there is no example batch: the list is empty")
-    examples = _fitted(held, batches)
-    for batch in examples:
-        _try(model, batch)
-    return examples, None
-
-
-def _fitted(held: _Held, batches: Iterable[Batch]) -> list[Batch]:
-    """Batches in the model's dtype and on its device."""
-    device = next(held.model.parameters()).device
-    return [{k: _moved(v, device, held.dtype) for k, v in batch.items()} for batch in batches]
-
-
-def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
-
-
-def _try(model: nn.Module, batch: Batch) -> None:
-    import torch
-
-    try:
-        with torch.no_grad():
-            call(model, batch)
-    except (MemoryError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:
-        text = " ".join(str(error).split())
-        lacking = _lacking(model, batch)
-        missing = f", without {', '.join(lacking)}" if lacking else ""
-        raise UsageError(
-            f"{type(model).__name__} does not run on the example batch of {', '.join(batch)}{missing}: "
-            f"{type(error).__name__}: {text or 'no message'}. {_advice(model)}"
-        ) from error
-
-
-def _arguments(model: nn.Module) -> list[Parameter]:
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return [p for p in signature(model.forward).parameters.values() if p.kind in kinds]
-
-
-def _lacking(model: nn.Module, batch: Iterable[str]) -> list[str]:
-    """Arguments that the model's forward cannot do without and that the batch has not."""
-    return [p.name for p in _arguments(model) if p.default is Parameter.empty and p.name not in batch]
-
-
-def _advice(model: nn.Module) -> str:
-    names = ", ".join(p.name for p in _arguments(model))
-    return (
-        f"Give an example batch: inputs= in Python, --data on the command line (a data set, or a {BATCH_FILE} file "
-        f"with a tensor for each argument needed). The model takes: {names or 'any arguments'}."
-    )
-
-
-# -------------------------------------------------------------------------------------------------------- reporting
-
-
-def _evidence(symmetry: Symmetry, verified: Verified) -> tuple[float | None, float | None, str]:
-    """Deviation, control and status of one symmetry."""
-    claim = next((c for c in verified.claims if c.name == symmetry.name), None)
-    return (None, None, "unverified") if claim is None else (claim.deviation, claim.control, claim.status)
-
-
-def _site(
-    symmetry: Symmetry,
-    shapes: Mapping[str, Sequence[int]],
-    deviation: float | None,
-    control: float | None,
-    status: str,
-) -> SiteReport:
-    group, copies, dim, slices = _describe(symmetry, shapes)
-    return SiteReport(
-        kind=symmetry.kind,
-        module=symmetry.module or symmetry.name.rpartition(".")[0],
-        name=symmetry.name,
-        group=group,
-        copies=copies,
-        dim=dim,
-        total_dim=symmetry.dimension,
-        parameters=list(symmetry.parameters),
-        slices=slices,
-        deviation=deviation,
-        control=control,
-        status=status,
-    )
-
-
-def _describe(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]]) -> tuple[str, int, int, list[Slice]]:
-    """Group, copies, the size of the block it acts on, and the slices."""
-    if isinstance(symmetry, Pair):
-        slices = [
-            _slice(v, factor, shapes[v.parameter])
-            for factor, views in (("g", symmetry.g), ("h", symmetry.h))
-            for v in views
-        ]
-        return symmetry.group.name, symmetry.copies, symmetry.group.dim, slices
-    if isinstance(symmetry, Fold):
-        first = symmetry.fixed[0]
-        dim = first.width * first.height
-        word = _FOLD_GROUPS.get(symmetry.kind, symmetry.kind)
-        if symmetry.dimension > first.count * dim:  # a norm whose bias folds with its gain
-            word = "affine"
-        return f"{word}({dim})", first.count, dim, [_slice(v, "fixed", shapes[v.parameter]) for v in symmetry.fixed]
-    return symmetry.kind, 1, symmetry.dimension, []
-
-
-def _slice(view: View, factor: str, shape: Sequence[int]) -> Slice:
-    return Slice(view.parameter, factor, _index(view, shape), view.layout, list(view.start), list(view.axes))
-
-
-def _index(view: View, shape: Sequence[int]) -> str:
-    """``[:, 0:32]``: what a view takes of each dimension of a parameter of this shape; "" if all."""
-    parts = []
-    for dimension, (begin, size) in enumerate(zip(view.start, shape, strict=True)):
-        runs = [(step, count) for d, step, count in view.region[2] if d == dimension]
-        step, count = runs[0] if runs else (1, 1)
-        text = f"{begin}:{begin + (count - 1) * step + 1}" + (f":{step}" if step > 1 else "")
-        text += "".join(f" {count} times {step} apart" for step, count in runs[1:])
-        parts.append(":" if text == f"0:{size}" else text)
-    return "" if set(parts) <= {":"} else f"[{', '.join(parts)}]"
-
-
-def _totals(parameters: int, symmetries: SymmetryMap) -> Totals:
-    by_kind: dict[str, int] = {}
-    for symmetry in (*symmetries.pairs, *symmetries.folds):
-        by_kind[symmetry.kind] = by_kind.get(symmetry.kind, 0) + symmetry.dimension
-    return Totals(parameters, symmetries.dimension, parameters - symmetries.dimension, by_kind)
+        yield _Held(dtype, parameters, borrowed.stored_dtypes)

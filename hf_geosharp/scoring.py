@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_geosharp import demos
@@ -12,14 +13,16 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
 from hf_geosharp.sharpness.borrow import borrow
-from hf_geosharp.sharpness.estimate import Progress, Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.journal import digest_batches
+from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.selection import movable
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
-from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, task_of_model, weight
+from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, task_of_model
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
 from hf_geosharp.tasks.models import LoadedModel, load_model
 from hf_geosharp.tasks.prepare import prepare_loaded
@@ -130,13 +133,13 @@ def score(
         if labels == "model" and loss is not None:
             raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
         task = task_of_model(model)
+        wide = getattr(torch, dtype) if dtype else None
         batches, data_identity = batches_from(
             data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
             with_labels=labels == "data",
+            # What an adapter sits on stays as it is.
+            floating=wide if params == "all" else None,
         )  # fmt: skip
-        # What a loss of the caller's returns is per sample, whatever the model's own loss is.
-        weigher = _weigher(task) if loss is None else None
-        wide = getattr(torch, dtype) if dtype else None
         content = _content(batches) if world.size > 1 or output is not None else None
         if labels == "model":
             with borrow(model, wide, movable(model, params)):
@@ -148,7 +151,7 @@ def score(
             batches,
             settings,
             loss=loss,
-            weight=weigher,
+            weight=partial(readings, task),
             dtype=wide,
             model_identity=_identity(model, task),
             data_identity=data_identity,
@@ -245,7 +248,7 @@ def score_pretrained(
             prepared.batches,
             settings,
             loss=prepared.loss,
-            weight=_weigher(prepared.task),
+            weight=partial(readings, prepared.task),
             model_identity=dict(prepared.model_identity),
             data_identity=data_identity,
             versions=versions(),
@@ -337,10 +340,6 @@ def _names(value: str | Sequence[str]) -> tuple[str, ...]:
 def _content(batches: Sequence[Mapping[str, Any]]) -> str:
     """What tells data apart. A model's own outputs as targets do not: they follow from it, and vary by rounding."""
     return digest_batches(batches, left_out=(TARGET_LOGITS, TARGET_MASK))
-
-
-def _weigher(task: Task | None) -> Callable[[Mapping[str, Any]], float]:
-    return lambda batch: weight(task, batch)
 
 
 def _identity(model: nn.Module, task: Task | None) -> dict[str, Any]:

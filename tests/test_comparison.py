@@ -62,7 +62,7 @@ def test_a_difference_below_what_the_search_resolves_tells_nothing_apart() -> No
 
 
 def test_the_resolution_is_what_a_score_itself_tolerates() -> None:
-    from hf_geosharp.sharpness.estimate import AGREEMENT
+    from hf_geosharp.sharpness.reproducibility import AGREEMENT
 
     assert RESOLUTION == AGREEMENT
 

@@ -25,6 +25,7 @@ from hf_geosharp.errors import (
     UsageError,
 )
 from hf_geosharp.inspection import Inspection, inspect, inspect_pretrained
+from hf_geosharp.site_report import Slice
 from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.groups import Group
 from tests.families import BY_NAME, Family, batch_of, build, each_family, identical, state
@@ -124,7 +125,7 @@ def test_the_kinds_of_folds_and_their_groups() -> None:
     assert (rms["norm_gain"].group, rms["norm_gain"].total_dim) == ("scale(32)", 32)
 
 
-def _taken(model: nn.Module, part: inspection.Slice) -> Tensor:
+def _taken(model: nn.Module, part: Slice) -> Tensor:
     """What a slice names, by brute force over the indices of its axes."""
     parameter = model.get_parameter(part.parameter)
     mask = torch.zeros(parameter.shape, dtype=torch.bool)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hf_geosharp import parallel, score
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError, WorldError
 from hf_geosharp.parallel import World
-from hf_geosharp.sharpness import estimate
+from hf_geosharp.sharpness import proof
 from hf_geosharp.symmetry.map import SymmetryMap
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -269,7 +269,7 @@ def test_a_search_for_symmetries_that_takes_long_is_waited_for(monkeypatch: pyte
             alive()
         return SymmetryMap()
 
-    monkeypatch.setattr(estimate, "find_symmetries", slow)
+    monkeypatch.setattr(proof, "find_symmetries", slow)
     options: dict[str, Any] = {"steps": 1, "reproducibility": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,8 +13,8 @@ import pytest
 
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
-from hf_geosharp.sharpness.estimate import DEFAULT_RHO
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.docs.page import anchors, fenced
 from tests.symmetry.table import LESS, TABLE
 

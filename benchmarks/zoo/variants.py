@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hf_geosharp.geometry.metrics import EndPoint, Frame, Order, PairFrame, Tensors
 from hf_geosharp.geometry.space import Part
-from hf_geosharp.sharpness import estimate
+from hf_geosharp.sharpness import runner
 from hf_geosharp.sharpness.chart import Chart
 
 USUAL = "usual"
@@ -40,7 +40,7 @@ def no_projection() -> Iterator[None]:
 @contextlib.contextmanager
 def stored_gauge() -> Iterator[None]:
     """Damping ε adds ε · mean(diag) to GᵀG and HᵀH as they are stored: like the paper's, it sees the gauge."""
-    with mock.patch.object(estimate, "Chart", StoredChart):
+    with mock.patch.object(runner, "Chart", StoredChart):
         yield
 
 

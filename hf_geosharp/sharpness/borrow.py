@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.sharpness.randomness import random_states, set_random_states
 from hf_geosharp.sharpness.shards import Shards, rows_of
 from hf_geosharp.symmetry.parameters import Leaf, leaves
 
@@ -115,7 +116,7 @@ def borrow(
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
-    random_states = _random_states()
+    drawn = random_states()
     swapped: list[tuple[Tensor, Tensor]] = []
     bridges: list[RemovableHandle] = []
     originals: dict[str, Tensor] = {}
@@ -159,7 +160,7 @@ def borrow(
             p.grad = grad
         for module, mode in modes:
             module.training = mode
-        _set_random_states(random_states)
+        set_random_states(drawn)
 
 
 def _held(model: nn.Module, only: Collection[str] | None) -> dict[str, Leaf]:
@@ -269,14 +270,3 @@ def _restore_buffers(module: nn.Module, stored: Mapping[str, tuple[Tensor | None
             if stride == 0:  # an expanded buffer is stored once
                 buffer, value = buffer.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
         buffer.detach().copy_(value)
-
-
-def _random_states() -> tuple[Tensor, list[Tensor]]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda
-
-
-def _set_random_states(states: tuple[Tensor, list[Tensor]]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])

@@ -5,23 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import ModelError
+from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
+from hf_geosharp.sharpness.parts import SETTLED, Batch, Weight, by_each_reading, proved_reading, rows, samples, uncut
+from hf_geosharp.sharpness.randomness import same_random_numbers
 from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.inputs import call
 
-Batch = Mapping[str, Any]
 Loss = Callable[[Any, Batch], Tensor]
 """(outputs, batch) -> losses of the samples (or tokens), or their mean."""
-
-Weight = Callable[[Batch], float]
-"""Number of loss terms in a batch: what its mean loss has to be multiplied by to give the sum."""
 
 
 def own_loss(outputs: Any, batch: Batch) -> Tensor:
@@ -37,17 +36,6 @@ def own_loss(outputs: Any, batch: Batch) -> Tensor:
             f"the model returned no loss{hint}: give labels, or pass loss=(outputs, batch) -> losses of the samples"
         )
     return loss
-
-
-def samples(batch: Batch) -> int:
-    """Number of samples: the first dimension of its tensors."""
-    return next(int(v.shape[0]) for v in batch.values() if isinstance(v, Tensor) and v.ndim)
-
-
-def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
-    """The samples start..stop of a batch."""
-    n = samples(batch)
-    return {k: v[start:stop] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()}
 
 
 class Reach:
@@ -106,20 +94,32 @@ class Objective:
         """``shards`` are those of the model, if it is sharded over the world."""
         self.model, self.loss = model, loss or own_loss
         self._shards = shards
-        self._weight: Weight = weight or (lambda b: float(samples(b)))
+        self._terms: Weight = weight or (lambda b: float(samples(b)))
         self._micro = micro_batch if isinstance(micro_batch, MicroBatch) else MicroBatch(micro_batch)
         self._world = world or World()
-        self._total = self._weight(batch)
+        self._whole = batch
         n = samples(batch)
         start, stop = self._world.span(n)
+        self._uncut = uncut(batch)
+        if stop - start < n:
+            self._refuse_parts("be spread over processes: leave out shard 'samples'")
+        if self._micro.size(n) < n and not self._micro.adapts:
+            self._refuse_parts("go through the model in micro-batches: leave out micro_batch")
         own = batch if stop - start == n else rows(batch, start, stop)
         device = next(model.parameters()).device
-        self.batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in own.items()}
+        self.batch = _moved(own, device)
         self._samples = stop - start
         self.forwards = self.backwards = 0
         self._idle: list[tuple[dict[str, Any], float]] = []
+        if self._world.size > 1:
+            # Ranks prove it together, also those that get no samples.
+            self._reading = self._find_reading()
         if shards is not None:
             self._idle = self._idle_pieces(batch, device)
+
+    def _refuse_parts(self, what: str) -> None:
+        if self._uncut:
+            raise UsageError(f"{self._uncut}, so the batch cannot {what}")
 
     def _idle_pieces(self, batch: Batch, device: torch.device) -> list[tuple[dict[str, Any], float]]:
         """Passes of no weight: ranks of a sharded model run equally often, whether they have samples or not."""
@@ -129,10 +129,46 @@ class Objective:
             return []
         single = (rows(batch, i, i + 1) for i in range(samples(batch)))
         filler = next(row for row in single if self._weight(row))
-        return missing * [({k: v.to(device) if isinstance(v, Tensor) else v for k, v in filler.items()}, 0.0)]
+        return missing * [(_moved(filler, device), 0.0)]
+
+    @cached_property
+    def _reading(self) -> int:
+        return self._find_reading()
+
+    def _find_reading(self) -> int:
+        """What the loss is a mean over: of the weight's readings the one by which the losses of samples add up."""
+        if self._micro.reading is not None:
+            return self._micro.reading
+        device = next(self.model.parameters()).device
+        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
+
+        def loss(part: Batch) -> float:
+            part = _moved(part, device)
+            with torch.no_grad():
+                return float(self.loss(call(self.model, part), part).mean())
+
+        try:
+            found = proved_reading(self._whole, self._terms, loss, narrow[0] if narrow else torch.float32)
+        except (RuntimeError, MemoryError) as error:
+            if self._shards is not None or not is_out_of_memory(error):
+                raise
+            # Two samples do not fit: nothing can be proved, and the likeliest is taken.
+            found = 0, False
+        reading, sure = self._world.broadcast(found)
+        if sure:
+            self._micro.reading = reading
+        return int(reading)
+
+    def _weight(self, part: Batch) -> float:
+        return by_each_reading(self._terms, part)[self._reading]
+
+    @cached_property
+    def _total(self) -> float:
+        return self._weight(self._whole)
 
     def _pieces(self) -> Iterator[tuple[dict[str, Any], float]]:
-        size = self._micro.size(self._samples)
+        # "auto" may have learnt from a batch that had parts.
+        size = self._samples if self._uncut else self._micro.size(self._samples)
         if self._world.size == 1 and size == self._samples:
             yield dict(self.batch), 1.0
             return
@@ -164,6 +200,7 @@ class Objective:
                         "is smaller, or 'auto', and gradient checkpointing leave the score as it is; a smaller batch "
                         "size changes it, for one batch is one ball"
                     ) from error
+            self._refuse_parts("be halved where memory has run out: use fewer samples a batch")
             # Out here, where the error no longer holds on to what the pass had computed.
             self._clear()
             self._micro.halve(self._samples)
@@ -178,6 +215,8 @@ class Objective:
     def _own_part(self, gradient: bool) -> float:
         """This rank's part of the loss, and of its gradient."""
         parts = []
+        # A model that draws random numbers draws the same at every point; the user's states come back with the model.
+        same_random_numbers()
         if gradient:
             self._clear()
         # Gradients of a sharded model come out as means over the ranks.
@@ -207,3 +246,7 @@ class Objective:
                 p.grad = torch.zeros_like(p)
             found.append(p.grad)
         return found
+
+
+def _moved(batch: Batch, device: torch.device) -> dict[str, Any]:
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
+_Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]
+"""How it is read, how it is set, and the value that forbids rounding."""
 
-def _switches() -> list[tuple[Any, str, Any]]:
-    """Where torch keeps its permissions to round: owner, attribute, and the value that forbids it."""
+
+def _switches() -> list[_Switch]:
+    """Where torch keeps its permissions to round, in the order in which they have to be set."""
     backends = torch.backends
     owners = [
         getattr(getattr(backends, library), operation, None)
@@ -18,29 +22,33 @@ def _switches() -> list[tuple[Any, str, Any]]:
             ("cuda", "matmul"), ("cudnn", "conv"), ("cudnn", "rnn"), ("mkldnn", "matmul"), ("mkldnn", "conv"),
         )
     ]  # fmt: skip
-    # torch 2.9 has one switch an operation, and does not like to see them mixed with the older ones.
-    found: list[tuple[Any, str, Any]] = [
-        (owner, "fp32_precision", "ieee") for owner in owners if _has(owner, "fp32_precision")
+    # torch 2.9 has one switch an operation next to the older ones. Code that reads an older one, as a CTC loss does,
+    # fails where they contradict each other. Setting an older one sets newer ones, which therefore come last.
+    return [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+        _of(backends.cudnn, "allow_tf32", False),
+        *(_of(owner, "fp32_precision", "ieee") for owner in owners),
     ]
-    return found or [(backends.cuda.matmul, "allow_tf32", False), (backends.cudnn, "allow_tf32", False)]
 
 
-def _has(owner: Any, name: str) -> bool:
-    try:
-        getattr(owner, name)
-    except (AttributeError, AssertionError):
-        return False
-    return owner is not None
+def _of(owner: Any, name: str, value: Any) -> _Switch:
+    return partial(getattr, owner, name), partial(setattr, owner, name), value
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
     """TF32 and bfloat16 inside float32 products and convolutions are off meanwhile, and as they were afterwards."""
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in _switches()]
+    before = []
+    for read, put, value in _switches():
+        try:
+            before.append((put, read(), value))
+        except (AttributeError, AssertionError, RuntimeError):
+            # This torch has no such switch, or somebody has set it and its likes to contradict one another.
+            continue
     try:
-        for owner, name, value in _switches():
-            setattr(owner, name, value)
+        for put, _, value in before:
+            put(value)
         yield
     finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        for put, found, _ in before:
+            put(found)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import unicodedata
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +15,7 @@ from hf_geosharp.errors import DataError
 from hf_geosharp.sharpness.result import SharpnessResult
 
 _TOLERANCE = 1e-6
+_SHOWN = 60
 
 
 def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
@@ -33,6 +37,9 @@ def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
         raise DataError(f"{name} is no JSON of a result: {error}") from None
     if not isinstance(data, dict):
         raise DataError(f"{name} is no result: it holds no JSON object. Make one with 'hf-geosharp score --json FILE'")
+    odd = next(_no_text(data), None)
+    if odd is not None:
+        raise DataError(f"{name} holds a character that no text has: {odd}. A terminal or a page could take it amiss")
     try:
         result = SharpnessResult.from_dict(data)
     except DataError as error:
@@ -45,6 +52,17 @@ def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
 
 def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number that a result can hold")
+
+
+def _no_text(value: Any) -> Iterator[str]:
+    """Texts with control characters, or with halves of characters, as Python writes them."""
+    if isinstance(value, str):
+        if any(unicodedata.category(c) in ("Cc", "Cs") and c not in "\t\n\r" for c in value):
+            yield ascii(value)[:_SHOWN]
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_no_text, chain(value, value.values())))
+    elif isinstance(value, list):
+        yield from chain.from_iterable(map(_no_text, value))
 
 
 def _check(result: SharpnessResult, name: str) -> None:

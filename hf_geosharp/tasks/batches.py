@@ -15,6 +15,7 @@ from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
 from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
 from hf_geosharp.tasks.labels import label_rule
+from hf_geosharp.tasks.loss import check_next_token
 from hf_geosharp.tasks.models import LoadedModel
 from hf_geosharp.tasks.validate import check_batches
 
@@ -40,6 +41,7 @@ def make_batches(
     mlm_probability: float = 0.15,
     max_length: int | None = None,
     with_labels: bool = True,
+    floating: torch.dtype | None = None,
 ) -> tuple[list[Batch], dict[str, Any]]:
     """Whole batches of randomly chosen rows, encoded for a model.
 
@@ -55,6 +57,7 @@ def make_batches(
         max_length: The number of tokens texts are cut to, if the model can take as many; None means 128 for language
             models.
         with_labels: Whether to read the labels of a classification.
+        floating: The dtype of fractions; None means the model's, or float32 where that is shorter.
 
     Returns:
         The batches, on the CPU, and ``{samples, batch_size, batches, dropped, seed, columns, ...}``. Shapes: (batch,
@@ -63,7 +66,8 @@ def make_batches(
     Raises:
         UsageError: ``samples`` or ``batch_size`` is not positive.
         DataError: Too few rows for one batch, no such columns, or labels that do not fit.
-        ModelError: The model comes without the processor that the data need.
+        ModelError: The model comes without the processor that the data need, or its loss is not about the labels that
+            are made from texts.
     """
     _check_sizes(samples, batch_size)
     encoder, dataset = _encoder(
@@ -71,8 +75,11 @@ def make_batches(
     )
     encoded, skipped = _take(dataset, encoder, samples, seed)
     groups, identity = _whole_batches(encoded, samples, batch_size, skipped)
-    batches = [collate(group, _padder(loaded.processor), model_dtype(loaded.model)) for group in groups]
+    wanted = floating or model_dtype(loaded.model)
+    batches = [collate(group, _padder(loaded.processor), wanted) for group in groups]
     check_batches(batches, loaded.model)
+    if loaded.task.shifted and with_labels:
+        check_next_token(loaded.model, batches[0])
     return batches, {**identity, "seed": seed, **_encoder_identity(encoder)}
 
 
@@ -90,6 +97,7 @@ def batches_from(
     mlm_probability: float = 0.15,
     max_length: int | None = None,
     with_labels: bool = True,
+    floating: torch.dtype | None = None,
 ) -> tuple[list[Batch], dict[str, Any]]:
     """Batches from what a Python caller has.
 
@@ -109,6 +117,7 @@ def batches_from(
         mlm_probability: The share of tokens masked (raw data sets only).
         max_length: The number of tokens texts are cut to (raw data sets only).
         with_labels: Whether labels are wanted.
+        floating: The dtype of fractions, where the model will compute in another than it has.
 
     Raises:
         UsageError: Data of another kind, or raw columns without processor or task.
@@ -116,7 +125,7 @@ def batches_from(
     """
     _check_sizes(samples, batch_size)
     if not _is_dataset(data):
-        batches, identity = _given_batches(data, model, samples)
+        batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
         return _checked(batches, model, task, with_labels), identity
     if len(data) == 0:
         raise DataError("The data set is empty.")
@@ -133,9 +142,11 @@ def batches_from(
             mlm_probability=mlm_probability,
             max_length=max_length,
             with_labels=with_labels,
+            floating=floating,
         )
     else:
-        batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed)
+        wanted = floating or model_dtype(model)
+        batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed, wanted)
         batches = _checked(batches, model, task, with_labels)
     return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
 
@@ -302,35 +313,40 @@ def _padder(processor: Any) -> Any:
 
 
 def _encoded_batches(
-    dataset: datasets.Dataset, model: Any, processor: Any, samples: int, batch_size: int, seed: int
+    dataset: datasets.Dataset,
+    model: Any,
+    processor: Any,
+    samples: int,
+    batch_size: int,
+    seed: int,
+    floating: torch.dtype,
 ) -> tuple[list[Batch], dict[str, Any]]:
     accepted = accepted_keys(model)
-    names = [name for name in dataset.column_names if accepted is None or _renamed(name, accepted) in accepted]
+    called = {name: _renamed(name, accepted, dataset.column_names) for name in dataset.column_names}
+    names = [name for name in called if accepted is None or called[name] in accepted]
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples].tolist()
     # Without a format rows are plain lists and numbers, whatever the caller set for training.
     rows = dataset.select_columns(names).with_format(None)[order]
-    encoded = [{_renamed(name, accepted): rows[name][i] for name in names} for i in range(len(order))]
+    encoded = [{called[name]: rows[name][i] for name in names} for i in range(len(order))]
     groups, identity = _whole_batches(encoded, samples, batch_size)
-    batches = [collate(group, _padder(processor), model_dtype(model)) for group in groups]
+    batches = [collate(group, _padder(processor), floating) for group in groups]
     return batches, {**identity, "seed": seed, "columns": {"encoded": names}}
 
 
-def _renamed(name: str, accepted: frozenset[str] | None) -> str:
-    """``label`` as Trainer's collator does: models call it ``labels``."""
-    return "labels" if name in ("label", "label_ids") and accepted is not None and name not in accepted else name
+def _renamed(name: str, accepted: frozenset[str] | None, there: Iterable[str]) -> str:
+    """``label`` as Trainer's collator does: models call it ``labels``. Not where there are such already."""
+    wanted = "labels" if name in ("label", "label_ids") and accepted is not None and name not in accepted else name
+    return name if wanted != name and wanted in there else wanted
 
 
-def _given_batches(data: Any, model: Any, samples: int) -> tuple[list[Batch], dict[str, Any]]:
+def _given_batches(data: Any, model: Any, samples: int, floating: torch.dtype) -> tuple[list[Batch], dict[str, Any]]:
     if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
         raise UsageError(
             f"Data of type {type(data).__name__} cannot be scored. Pass a datasets.Dataset, a DataLoader, or a list of "
             "batches (dicts of tensors, one ball each)."
         )
     accepted = accepted_keys(model)
-    found = [
-        _given_batch(batch, number, accepted, model_dtype(model))
-        for number, batch in enumerate(_limited(data, samples))
-    ]
+    found = [_given_batch(batch, number, accepted, floating) for number, batch in enumerate(_limited(data, samples))]
     if not found:
         raise DataError("The data are empty: there is no batch.")
     size = getattr(data, "batch_size", None)
@@ -357,7 +373,12 @@ def _limited(data: Iterable[Any], samples: int) -> Iterator[Any]:
 
 
 def _rows(batch: Mapping[str, Any]) -> int:
-    return next((int(value.shape[0]) for value in batch.values() if getattr(value, "ndim", 0) > 0), 0)
+    from hf_geosharp.sharpness.parts import samples
+
+    try:
+        return samples(batch)
+    except StopIteration:
+        return 0
 
 
 def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, floating: torch.dtype) -> Batch:
@@ -370,7 +391,7 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
         )
     tidied: Batch = {}
     for key, value in batch.items():
-        name = _renamed(key, accepted)
+        name = _renamed(key, accepted, batch)
         if not isinstance(value, torch.Tensor):
             raise DataError(f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out.")
         if accepted is not None and name not in accepted and not name.startswith("_"):

@@ -185,19 +185,35 @@ def weight(task: Task | None, batch: Mapping[str, Any]) -> float:
     Raises:
         UsageError: The batch holds no tensor.
     """
+    return readings(task, batch)[0]
+
+
+def readings(task: Task | None, batch: Mapping[str, Any]) -> tuple[float, ...]:
+    """The same by everything that a loss may be, the likeliest first; the last is a sum instead of a mean.
+
+    The class of a model does not tell for sure: the decoders of encoder-decoders do not shift the labels, models that
+    read images and text do, and other losses are a mean over samples whatever their labels look like.
+
+    Raises:
+        UsageError: The batch holds no tensor.
+    """
     if TARGET_LOGITS in batch:
         mask = batch.get(TARGET_MASK)
-        return float(len(batch[TARGET_LOGITS]) if mask is None else mask.sum())
-    labels = batch.get("labels")
-    token_level = task.token_level if task is not None else _looks_token_level(labels)
-    if token_level and labels is not None and labels.ndim > 1:
-        counted = labels[:, 1:] if task is not None and task.shifted else labels
-        return float((counted != IGNORED).sum())
-    for value in batch.values():
-        if hasattr(value, "shape") and len(value.shape) > 0:
-            return float(value.shape[0])
-    raise UsageError(f"A batch with the keys {sorted(batch)} holds no tensor, so it has no samples.")
+        return (float(len(batch[TARGET_LOGITS]) if mask is None else mask.sum()),)
+    count, labels = _samples(batch), batch.get("labels")
+    if labels is None or labels.ndim < 2 or labels.is_floating_point():
+        return count, 1.0
+    tokens = [float((counted != IGNORED).sum()) for counted in (labels, labels[:, 1:])]
+    if task is not None and task.shifted:
+        tokens.reverse()
+    by_sample = task is not None and not task.token_level
+    return (count, *tokens, 1.0) if by_sample else (*tokens, count, 1.0)
 
 
-def _looks_token_level(labels: Any) -> bool:
-    return labels is not None and labels.ndim > 1 and not labels.is_floating_point()
+def _samples(batch: Mapping[str, Any]) -> float:
+    from hf_geosharp.sharpness.parts import samples
+
+    try:
+        return float(samples(batch))
+    except StopIteration:
+        raise UsageError(f"A batch with the keys {sorted(batch)} holds no tensor, so it has no samples.") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import ModelError, UsageError
@@ -41,22 +42,59 @@ def attach_model_targets(
     import torch
 
     keeps_labels = task is not None and task.second == "label"
-    modes = [(module, module.training) for module in model.modules()]
     device = next(model.parameters()).device
     attached = []
+    with _evaluating(model):
+        for batch in batches:
+            kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
+            inputs = {key: value.to(device) for key, value in model_inputs(kept).items()}
+            logits = _logits(model(**inputs)).detach().cpu()
+            precise = logits if logits.dtype == torch.float64 else logits.float()
+            attached.append({**kept, **_target(precise, batch, keeps_labels)})
+    return attached
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode without gradients; every module in its own mode afterwards."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            for batch in batches:
-                kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
-                inputs = {key: value.to(device) for key, value in model_inputs(kept).items()}
-                logits = _logits(model(**inputs)).detach().cpu()
-                precise = logits if logits.dtype == torch.float64 else logits.float()
-                attached.append({**kept, **_target(precise, batch, keeps_labels)})
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
-    return attached
+
+
+def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
+    """Makes sure that the loss of a causal language model is about the next token, as labels made from a text mean.
+
+    Some classes (XLNet, the decoders of encoder-decoders) hold label i against position i and leave it to the caller to
+    shift them. One sample is run twice, with and without a label at the first position, which none comes before.
+
+    Raises:
+        ModelError: The first label counts.
+    """
+    from hf_geosharp.sharpness.shards import is_sharded
+
+    parameters = list(model.parameters())
+    if any(p.is_meta or is_sharded(p) for p in parameters):
+        # The one is refused elsewhere; the other runs on all processes together, in the score alone.
+        return
+    inputs = {key: value[:1].to(parameters[0].device) for key, value in model_inputs(batch).items()}
+    less = inputs["labels"].clone()
+    less[:, 0] = IGNORED
+    with _evaluating(model):
+        whole, rest = (float(model(**{**inputs, "labels": labels})["loss"]) for labels in (inputs["labels"], less))
+    if abs(whole - rest) > 1e-5 * abs(whole):
+        raise ModelError(
+            f"{type(model).__name__} compares its output at a position with the label there, not with the next one, so "
+            "labels cannot be made from texts: its loss would be about tokens that it reads. Pass batches with labels "
+            "that are shifted already, or score it without labels (labels='model')."
+        )
 
 
 def kl_to_model(outputs: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

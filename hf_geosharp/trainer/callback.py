@@ -14,8 +14,8 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
 from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.geometry.metrics import Order
-from hf_geosharp.sharpness.estimate import Settings
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.trainer.advice import advice
 from hf_geosharp.trainer.cost import Cost
 from hf_geosharp.trainer.data import Choice, find_source, is_rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,14 +14,16 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.scoring import versions
 from hf_geosharp.sharpness.borrow import borrow
-from hf_geosharp.sharpness.estimate import Settings, estimate
-from hf_geosharp.sharpness.objective import Batch, own_loss, rows
+from hf_geosharp.sharpness.estimate import estimate
+from hf_geosharp.sharpness.objective import own_loss
+from hf_geosharp.sharpness.parts import Batch, excerpt
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.selection import movable
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
-from hf_geosharp.tasks.kinds import task_of_model, weight
+from hf_geosharp.tasks.kinds import readings, task_of_model
 from hf_geosharp.trainer.data import Choice, Source, choose, fitted
 from hf_geosharp.trainer.subject import subject
 
@@ -111,7 +114,7 @@ class Measurement:
     def _try(self, scored: nn.Module) -> None:
         with borrow(scored, None, movable(scored, self.settings.params)), torch.no_grad():
             device = next(scored.parameters()).device
-            few = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in rows(self.batches[0], 0, 2).items()}
+            few = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in excerpt(self.batches[0], 0, 2).items()}
             loss = (self.loss or own_loss)(call(scored, few), few)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss of a batch is a {type(loss).__name__}; it is a tensor")
@@ -134,8 +137,7 @@ class Measurement:
                     self.batches,
                     self.settings,
                     loss=self.loss,
-                    # What a loss of the user's returns is per sample, whatever the model's own loss is.
-                    weight=None if self.loss else lambda batch: weight(task, batch),
+                    weight=partial(readings, task),
                     model_identity={
                         "id": getattr(getattr(inner, "config", None), "_name_or_path", "") or name,
                         "class": name,

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks import baseline
 from benchmarks.baseline import Found, worst_case
-from hf_geosharp.sharpness.estimate import ASCENTS, Settings, estimate
+from hf_geosharp.sharpness.estimate import estimate
+from hf_geosharp.sharpness.settings import ASCENTS, Settings
 from tests.sharpness.tiny import bert, bert_batches
 
 EMPTY: dict[str, Tensor] = {"x": torch.zeros(1, 1)}

@@ -13,7 +13,7 @@ import transformers
 from benchmarks import bench, extrapolate, geometry_cost, memory, peers, results, scaling, sweeps, units
 from benchmarks.extrapolate import MODELS, Costs, Model
 from benchmarks.memory import NotHereError
-from hf_geosharp.sharpness.estimate import ASCENTS
+from hf_geosharp.sharpness.settings import ASCENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

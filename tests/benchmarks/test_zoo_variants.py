@@ -26,7 +26,7 @@ def subject() -> tuple[nn.Module, dict[str, Tensor]]:
         "labels": torch.randint(2, (16,), generator=generator),
     }
     torch.manual_seed(0)
-    return training.build("image", Data(batch, batch, {}, classes=2), 0.0).eval(), batch
+    return training.build(Data(batch, batch, {}, classes=2), 0.0).eval(), batch
 
 
 def take(

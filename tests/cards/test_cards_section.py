@@ -10,8 +10,8 @@ import pytest
 
 from hf_geosharp.cards import card, section
 from hf_geosharp.cards.reproduce import Recipe, recipe
-from hf_geosharp.sharpness.estimate import ASCENTS
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible
+from hf_geosharp.sharpness.settings import ASCENTS
 from tests.cards.results import COMMIT, MODEL, make_result
 
 

@@ -372,7 +372,7 @@ def test_choices_are_those_of_the_package() -> None:
     from hf_geosharp.cli import options
     from hf_geosharp.geometry.metrics import METRICS, ORDERS
     from hf_geosharp.parallel import TIMEOUT
-    from hf_geosharp.sharpness.estimate import ASCENTS, ON_NAN, SHARDS
+    from hf_geosharp.sharpness.settings import ASCENTS, ON_NAN, SHARDS
     from hf_geosharp.symmetry.find import PRESETS
 
     assert set(options.METRICS) == set(METRICS)

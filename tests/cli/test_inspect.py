@@ -20,7 +20,8 @@ from rich.console import Console
 
 from hf_geosharp import errors, figures, heatmaps, inspection
 from hf_geosharp.cli import render_inspect
-from hf_geosharp.inspection import Inspection, SiteReport, Slice, Totals
+from hf_geosharp.inspection import Inspection
+from hf_geosharp.site_report import SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import HeadHealth
 from hf_geosharp.symmetry.views import Axis
 

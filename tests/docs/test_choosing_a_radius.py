@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_geosharp.sharpness.estimate import DEFAULT_RHO
+from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.docs.page import fenced, parse
 
 ROOT = Path(__file__).resolve().parents[2]

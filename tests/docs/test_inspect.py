@@ -12,7 +12,8 @@ import click
 import pytest
 
 from hf_geosharp.cli import main
-from hf_geosharp.inspection import STATUSES, Inspection, SiteReport, Slice, Totals
+from hf_geosharp.inspection import Inspection
+from hf_geosharp.site_report import STATUSES, SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import CUTOFF, CUTOFF_NARROW, DEAD, HeadHealth
 from hf_geosharp.symmetry.layouts import read_layouts
 from tests.docs.page import fenced

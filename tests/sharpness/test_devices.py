@@ -38,7 +38,7 @@ def test_parts_of_two_devices_give_the_score_of_one(monkeypatch: pytest.MonkeyPa
             leaves = args[0].leaves
             seen.append([{leaves[n].tensor.untyped_storage().data_ptr() in there for n in part} for part in names])
 
-    monkeypatch.setattr("hf_geosharp.sharpness.estimate.Chart", Watched)
+    monkeypatch.setattr("hf_geosharp.sharpness.runner.Chart", Watched)
     monkeypatch.setattr(chart, "_device", lambda t: t.untyped_storage().data_ptr() in there)
     found = quick(model)
     assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-9)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError
 from hf_geosharp.scoring import make_twin
-from hf_geosharp.sharpness.estimate import DEFAULT_RHO, Progress
+from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import mean_with_error, student_quantile
+from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 
 

@@ -21,8 +21,8 @@ from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.estimate import ASCENTS
 from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.settings import ASCENTS
 from hf_geosharp.symmetry.map import SymmetryMap
 from tests.oracles import pair_formulas as oracle
 from tests.sharpness.tiny import TinyAttention, attention_data, attention_map, columns_map

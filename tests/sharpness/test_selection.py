@@ -16,7 +16,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.sharpness.estimate import Progress
+from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import PartScore
 from hf_geosharp.sharpness.selection import Selection, heads_of, selections
 from hf_geosharp.symmetry.find import find_symmetries

@@ -1,0 +1,89 @@
+"""What a score is of: what the ranks have to agree in, and what a journal belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from hf_geosharp.errors import WorldError
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.sharpness.journal import differences, digest, digest_batches
+from hf_geosharp.sharpness.objective import Loss
+from hf_geosharp.sharpness.parts import Batch
+from hf_geosharp.sharpness.settings import Settings
+from hf_geosharp.sharpness.shards import whole_of
+from hf_geosharp.symmetry.fingerprint import of_adapters, of_config
+
+_HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
+"""Settings that do not decide a score: a journal may go on with others."""
+
+
+def identity(
+    borrowed: Borrowed,
+    batches: Sequence[Batch],
+    settings: Settings,
+    loss: Loss | None,
+    data_digest: str | None,
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """Of what a score is: what ranks have to agree in, and what a journal belongs to."""
+    rest = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
+    return {
+        "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
+        "loss": _name(loss),
+        "dtype": str(borrowed.dtype).removeprefix("torch."),
+        "device": next(iter(borrowed.originals.values())).device.type,
+        "versions": dict(versions),
+        "batches": len(batches),
+        "data": data_digest or digest_batches(batches),
+        "config": of_config(borrowed.model),
+        "adapters": of_adapters(borrowed.model),
+        "weights": digest(chain(_weights(borrowed), rest, _frozen(borrowed))),
+    }
+
+
+def _weights(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
+    """All weights by name, in full: those of a sharded model are gathered one by one, on all ranks."""
+    for name, held in sorted(borrowed.originals.items()):
+        yield name, held if borrowed.shards is None else borrowed.shards.whole(name)
+
+
+def _frozen(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
+    """What an adapter sits on, which is a part of its score too."""
+    for name, p in borrowed.model.named_parameters():
+        if not p.requires_grad:
+            yield f"frozen {name}", whole_of(p)
+
+
+def _name(loss: Loss | None) -> str | None:
+    """What tells a loss of the caller's from others, as far as code can be told apart."""
+    if loss is None:
+        return None
+    name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
+    try:
+        return f"{name} {hashlib.sha256(inspect.getsource(loss).encode()).hexdigest()[:12]}"
+    except (OSError, TypeError):
+        return name
+
+
+def agree(world: World, header: Mapping[str, Any]) -> None:
+    """Ranks that differ would spread two scores over each other.
+
+    Raises:
+        WorldError: they do; with what in.
+    """
+    headers = world.gather(header)
+    found = [
+        f"rank {rank}: {', '.join(what)}"
+        for rank, theirs in enumerate(headers)
+        if (what := differences(theirs, headers[0], ("there", "on rank 0")))
+    ]
+    if found:
+        raise WorldError(f"the processes are not about the same score. {'; '.join(found)}")

@@ -1,0 +1,16 @@
+"""What there is to know beside a score: for the result, and for whoever is there."""
+
+from __future__ import annotations
+
+import warnings
+
+from hf_geosharp.errors import GeosharpWarning
+
+
+class Notes(list[str]):
+    """Texts, in the order in which they came up."""
+
+    def warn(self, text: str) -> None:
+        """Adds one and warns of it at once, at the place from where a score was asked for."""
+        self.append(text)
+        warnings.warn(text, GeosharpWarning, stacklevel=5)

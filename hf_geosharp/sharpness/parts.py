@@ -1,0 +1,116 @@
+"""Parts of a batch: which samples they have, and how the losses of parts make the loss of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.errors import UsageError
+
+Batch = Mapping[str, Any]
+
+Weight = Callable[[Batch], float | Sequence[float]]
+"""Number of loss terms in a batch: what its mean loss has to be multiplied by to give the sum. Where it is not known
+what a loss is a mean over, the numbers by each reading, the likeliest first; the same readings for every batch."""
+
+SETTLED = {torch.float32: 1e-5, torch.float64: 1e-5}
+"""Relative difference between the loss of two samples and what their own losses make, by what the model computes in."""
+
+NARROW = 0.03
+"""The same where weights are in half precision, or quantised."""
+
+FLOOR = 0.01
+"""Loss below which differences are relative to this: a loss without labels starts from 0."""
+
+_COUNTED = ("labels", "input_ids")
+"""What has a row for each sample in any batch. Images need not: they may be the patches of all samples, one a row."""
+
+
+def samples(batch: Batch) -> int:
+    """Number of samples: the first dimension of its labels or tokens, else of the first of its tensors."""
+    tensors = (batch.get(k) for k in (*_COUNTED, *batch))
+    return next(int(v.shape[0]) for v in tensors if isinstance(v, Tensor) and v.ndim)
+
+
+def uncut(batch: Batch) -> str | None:
+    """Why a batch has no parts: an input of the model that is not by samples, as images in patches. None if it has."""
+    n = samples(batch)
+    for key, v in batch.items():
+        if isinstance(v, Tensor) and v.ndim and v.shape[0] not in (1, n) and not key.startswith("_"):
+            return f"{key!r} has {v.shape[0]} rows for {n} samples"
+    return None
+
+
+def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
+    """The samples start..stop of a batch that has parts."""
+    return _by_samples(batch, slice(start, stop))
+
+
+def excerpt(batch: Batch, start: int, stop: int) -> dict[str, Any]:
+    """The samples start..stop of a batch, or all of one that has no parts."""
+    return dict(batch) if uncut(batch) else rows(batch, start, stop)
+
+
+def _by_samples(batch: Batch, which: slice | list[int]) -> dict[str, Any]:
+    n = samples(batch)
+    return {k: v[which] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()}
+
+
+def by_each_reading(weight: Weight, batch: Batch) -> tuple[float, ...]:
+    """What a weight says of a batch, as a tuple."""
+    found = weight(batch)
+    return tuple(map(float, found)) if isinstance(found, Sequence) else (float(found),)
+
+
+def proved_reading(
+    batch: Batch, weight: Weight, loss: Callable[[Batch], float], dtype: torch.dtype
+) -> tuple[int, bool]:
+    """Which reading of a loss is right: by it the losses of two samples make the loss of both.
+
+    And whether it is so for other batches too, because by none of the others they do.
+
+    Args:
+        batch: at least two samples, of which those are taken that the readings differ in most.
+        weight: its readings.
+        loss: of a part of the batch; run three times.
+        dtype: the narrowest that the model computes in.
+
+    Raises:
+        UsageError: by none, as of contrastive losses, or of means that are weighted by class.
+    """
+    single = [by_each_reading(weight, rows(batch, i, i + 1)) for i in range(samples(batch))]
+    scored = [i for i, found in enumerate(single) if all(found)]
+    if len(scored) < 2:
+        return 0, False
+    pair = _most_unlike(single, scored)
+    both = _by_samples(batch, pair)
+    whole, parts = loss(both), [loss(rows(batch, i, i + 1)) for i in pair]
+    if not all(map(math.isfinite, (whole, *parts))):
+        return 0, False
+    deviations = []
+    for reading, total in enumerate(by_each_reading(weight, both)):
+        made = sum(single[i][reading] * part for i, part in zip(pair, parts, strict=True)) / total
+        deviations.append(abs(whole - made) / max(map(abs, (whole, *parts, FLOOR))))
+    best = min(deviations)
+    if best > SETTLED.get(dtype, NARROW):
+        raise UsageError(
+            f"the loss of two samples ({whole:.6g}) is not made of the losses of each ({parts[0]:.6g} and "
+            f"{parts[1]:.6g}), as a contrastive one or one weighted by class is not; so the batch has to go through "
+            "the model at once, on one process: leave out micro_batch and shard 'samples'"
+        )
+    # Rounding must not decide between readings that agree.
+    fitting = [i for i, found in enumerate(deviations) if found <= 2 * best + SETTLED[torch.float64] / 10]
+    return fitting[0], len(fitting) == 1
+
+
+def _most_unlike(single: Sequence[Sequence[float]], scored: Sequence[int]) -> list[int]:
+    """The two samples whose numbers of terms are furthest apart by the first reading that tells any apart."""
+    for reading in range(len(single[0])):
+        ordered = sorted(scored, key=lambda i: single[i][reading])
+        if single[ordered[0]][reading] < single[ordered[-1]][reading]:
+            return sorted((ordered[0], ordered[-1]))
+    return list(scored[:2])

@@ -1,0 +1,146 @@
+"""The symmetries of a model, found and proved on its own data before it is scored."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp.errors import UsageError
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.sharpness.notes import Notes
+from hf_geosharp.sharpness.parts import Batch, rows, samples
+from hf_geosharp.sharpness.progress import Track
+from hf_geosharp.sharpness.selection import NO_HEADS
+from hf_geosharp.sharpness.settings import DEFAULT_RHO, Settings
+from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.verify import Verified, verify
+
+COPY_LIMIT = 2 << 30
+"""Symmetries are verified on a float64 copy where it takes at most this many bytes, else on the model itself."""
+
+
+class Proof:
+    """Of the symmetries of one borrowed model; ``split`` are the ranks that go through it together."""
+
+    def __init__(
+        self, borrowed: Borrowed, batches: Sequence[Batch], settings: Settings, track: Track, split: World, notes: Notes
+    ) -> None:
+        self.borrowed, self.batches, self.settings = borrowed, batches, settings
+        self.track, self.split, self.notes = track, split, notes
+
+    def symmetries(self) -> tuple[Verified, Settings]:
+        """Found on the model, proved on its own data; without any, the settings turn adaptive.
+
+        Raises:
+            UsageError: a score of each head, of a model in which no head was found.
+        """
+        nothing = Verified(SymmetryMap(), None, None)
+        if not self.settings.geometry.paired:
+            return nothing, self.settings
+        model = self.borrowed.model
+        if self.borrowed.shards is None:
+            verified = self._proved_on_a_copy()
+        else:
+            # One rank finds them for all, on a copy that is whole.
+            whole = self.borrowed.shards.plain(self.split.leads)
+            if whole is not None and _fits_wide(whole):
+                whole = whole.double()
+            verified = self.split.broadcast(None if whole is None else self._proved(whole))
+            del whole
+        for reason in verified.map.dropped:
+            self.notes.warn(f"symmetry dropped: {reason}")
+        if not verified.map.pairs:
+            if self.settings.per == "head":
+                raise UsageError(NO_HEADS)
+            self.notes.warn(
+                "no attention symmetry was found in this model: scored with the adaptive metric on all parameters"
+            )
+            settings = replace(
+                self.settings,
+                metric="adaptive",
+                geodesic="first",
+                rho=self.settings.rho or (DEFAULT_RHO["adaptive"],),
+            )
+            return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), settings
+        separated, lost = verified.map.separated(model)
+        for name in lost:
+            self.notes.warn(
+                f"the score is not invariant under {name}: its entries belong to another symmetry's pairs too"
+            )
+        return replace(verified, map=separated), self.settings
+
+    def say_what_rounds(self) -> None:
+        """A base that stays in half precision is told of: the loss is rounded to it."""
+        narrow = {p.dtype for p in self.borrowed.model.parameters() if p.dtype in (torch.float16, torch.bfloat16)}
+        if narrow:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+            self.notes.warn(f"the adapter's base stays in {names}, which rounds the loss more than its own weights do")
+
+    def _proved_on_a_copy(self) -> Verified:
+        """What is found and proved on a wide copy of the model, or on the model itself where that is impossible."""
+        model = self._wide_copy()
+        try:
+            return self._proved(model)
+        except (TypeError, RuntimeError):
+            # Some models do not compute in double precision: experts that add up in single, quantised bases.
+            if model is self.borrowed.model:
+                raise
+            return self._proved(self.borrowed.model)
+
+    def _proved(self, model: nn.Module) -> Verified:
+        """What is found on a model, and proved; of an adapter's score only what the adapter has by itself."""
+        examples = self._examples(next(model.parameters()).device)
+        # Of a sharded model only one rank is here.
+        world = self.track.world if self.borrowed.shards is None else World()
+
+        # On a large model this takes long: the others hear in between that this rank is at it.
+        alive = partial(self.track.stay, "verify")
+
+        def measured(task: Callable[[], float]) -> float:
+            alive()
+            return task()
+
+        def spread(tasks: Sequence[Callable[[], float]]) -> list[float]:
+            return world.spread([partial(measured, task) for task in tasks])
+
+        preset = self.settings.symmetries
+        (found,) = world.spread([lambda: find_symmetries(model, examples[0], preset=preset, alive=alive)])
+        if self.settings.params != "all":
+            found = found.within(self.borrowed.leaves)
+        if not self.settings.verify:
+            return Verified(found, None, None)
+        # In double precision every kind is measured by itself: no claim can hide behind another's control.
+        wide = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
+        return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
+
+    def _examples(self, device: torch.device) -> list[dict[str, Any]]:
+        """Two small inputs out of the data: the first and the last samples of the first batch."""
+        batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batches[0].items()}
+        n = samples(batch)
+        size = max(1, min(4, n // 2))
+        return [rows(batch, 0, size), rows(batch, n - size, n)]
+
+    def _wide_copy(self) -> nn.Module:
+        """A float64 copy of the model to prove symmetries on, or the model itself where that is too large."""
+        model = self.borrowed.model
+        if any(len(leaf.members) > 1 for leaf in self.borrowed.leaves.values()):
+            return model  # a copy would part the parameters that share memory
+        if self.borrowed.dtype == torch.float64 or not _fits_wide(model):
+            return model
+        try:
+            return copy.deepcopy(model).double()
+        except (TypeError, RuntimeError, ValueError):  # hooks and compiled modules that cannot be copied
+            return model
+
+
+def _fits_wide(model: nn.Module) -> bool:
+    """Whether a float64 copy of a model is made to prove symmetries on."""
+    return 8 * sum(p.numel() for p in model.parameters()) <= COPY_LIMIT

@@ -1,0 +1,29 @@
+"""The states of the random numbers that a model may draw."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+States = tuple[Tensor, list[Tensor]]
+"""Of the CPU, and of each CUDA device that is in use."""
+
+
+def random_states() -> States:
+    """What they are now."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), cuda
+
+
+def set_random_states(states: States) -> None:
+    """What they were."""
+    torch.set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])
+
+
+def same_random_numbers() -> None:
+    """Begins the same sequence anew, whoever calls and whatever was drawn before."""
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)

@@ -1,0 +1,106 @@
+"""How a score is taken."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_geosharp.errors import UsageError
+from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, Order
+from hf_geosharp.sharpness.ascent import auto_pgd
+from hf_geosharp.sharpness.chart import Geometry
+from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.selection import BY, PARAMS
+from hf_geosharp.symmetry.find import PRESETS
+
+DEFAULT_RHO = {"inv": 0.1, "mix": 0.01, "adaptive": 0.1, "euclidean": 0.1}
+"""Radius by metric; how it was chosen is measured in benchmarks/radius.py and explained in the README."""
+
+ASCENTS = {"secant": secant, "apgd": auto_pgd}
+"""How the maximum is searched; measured against each other in benchmarks/ascent.py."""
+
+SHARDS = ("batches", "samples")
+ON_NAN = ("stop", "skip")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a score is taken; see :func:`hf_geosharp.score` for the meaning of each.
+
+    Raises:
+        UsageError: a value that is none of the choices, or out of range.
+    """
+
+    metric: str = "inv"
+    geodesic: Order | None = None
+    symmetries: str = "full"
+    rho: tuple[float, ...] = ()
+    ascent: str = "secant"
+    steps: int = 20
+    seed: int = 0
+    average: bool = False
+    baselines: tuple[str, ...] = ()
+    damping: float = 0.0
+    micro_batch: int | Literal["auto"] | None = None
+    gradient_checkpointing: bool = False
+    shard: str = "batches"
+    on_nan: str = "stop"
+    reproducibility: bool = True
+    verify: bool = True
+    params: str = "all"
+    per: str | None = None
+    profile: bool = False
+    stationary: bool = False
+    """The loss has a minimum at the model's own weights by construction."""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("metric", self.metric, tuple(METRICS)),
+            ("geodesic", self.geodesic, (None, *ORDERS)),
+            ("symmetries", self.symmetries, tuple(PRESETS)),
+            ("ascent", self.ascent, tuple(ASCENTS)),
+            ("shard", self.shard, SHARDS),
+            ("on_nan", self.on_nan, ON_NAN),
+            ("params", self.params, PARAMS),
+            ("per", self.per, (None, *BY)),
+            *(("baseline", b, ("adaptive", "euclidean")) for b in self.baselines),
+        ):
+            if value not in known:
+                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(str(k) for k in known if k)}")
+        if any(not (r > 0 and math.isfinite(r)) for r in self.rho):
+            raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
+        if self.steps < 1:
+            raise UsageError(f"steps is {self.steps}; at least 1 is needed")
+        if isinstance(self.micro_batch, str) and self.micro_batch != "auto":
+            raise UsageError(f"micro_batch is {self.micro_batch!r}; it is a number or 'auto'")
+        if isinstance(self.micro_batch, int) and self.micro_batch < 1:
+            raise UsageError(f"micro_batch is {self.micro_batch}; at least 1 is needed")
+        if not (self.damping >= 0 and math.isfinite(self.damping)):
+            raise UsageError(f"damping is {self.damping}; it is not negative")
+        if self.average and (self.per or self.profile):
+            raise UsageError("per and profile are of the worst case: leave out average")
+        if self.per == "head" and self.metric not in PAIR_METRICS:
+            raise UsageError(
+                f"per is 'head', and the metric {self.metric} knows no heads: use {' or '.join(PAIR_METRICS)}"
+            )
+
+    @property
+    def radii(self) -> tuple[float, ...]:
+        """The radii asked for, or the metric's default."""
+        return self.rho or (DEFAULT_RHO[self.metric],)
+
+    @property
+    def reruns(self) -> bool:
+        """Whether one batch is run a second time."""
+        return self.reproducibility and not self.average
+
+    @property
+    def order(self) -> Order:
+        """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
+        return self.geodesic or ("second" if self.metric in ("inv", "mix") else "first")
+
+    @property
+    def geometry(self) -> Geometry:
+        """Metric and geodesic."""
+        return Geometry(self.metric, self.order, self.damping)

@@ -1,0 +1,229 @@
+"""Batches in parts: what is cut and what is not, and that a loss in parts is the loss of the whole or is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from hf_geosharp import score
+from hf_geosharp.errors import UsageError
+from hf_geosharp.sharpness.memory import MicroBatch
+from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.parts import excerpt, rows, samples, uncut
+from hf_geosharp.tasks.kinds import readings, task_of_model
+from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches, randomise
+
+Batch = dict[str, Tensor]
+
+SIZES = {
+    "vocab_size": 20, "d_model": 8, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 8,
+    "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "max_position_embeddings": 12,
+}  # fmt: skip
+
+
+def bart_decoder() -> Any:
+    return randomise(transformers.BartForCausalLM(transformers.BartConfig(**SIZES)))
+
+
+def llava() -> Any:
+    text = {
+        "vocab_size": 20,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    sight = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**sight, image_size=4, patch_size=2),
+        text_config=transformers.LlamaConfig(**text, max_position_embeddings=12),
+        image_token_id=19, vision_feature_layer=-1,
+    )  # fmt: skip
+    return randomise(transformers.LlavaForConditionalGeneration(config))
+
+
+def ctc() -> Any:
+    config = transformers.Wav2Vec2Config(
+        vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, conv_dim=(8, 8),
+        conv_stride=(4, 2), conv_kernel=(4, 2), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=2,
+    )  # fmt: skip
+    return randomise(transformers.Wav2Vec2ForCTC(config), scale=0.2)
+
+
+def texts() -> Batch:
+    """Of unequal length, and not all of them with a label at their first token."""
+    (batch,) = gpt2_batches(size=4)
+    batch["labels"] = batch["labels"].clone()
+    batch["labels"][0, :1] = -100
+    batch["input_ids"] = batch["input_ids"].clamp(max=18)
+    return batch
+
+
+def sounds() -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(1, 12, (4, 5), generator=generator)
+    labels[0, 1:] = labels[2, 3:] = -100
+    return {"input_values": torch.randn(4, 160, generator=generator), "labels": labels}
+
+
+CASES = {
+    "a decoder that shifts no labels": (bart_decoder, texts),
+    "images and text, of no task that is known": (llava, texts),
+    "sequences scored by a sum over samples": (ctc, sounds),
+    "a language model that shifts them": (gpt2, texts),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_in_micro_batches_is_that_of_the_whole(case: str) -> None:
+    build, data = CASES[case]
+    model, batch = build(), data()
+    with torch.no_grad():
+        expected = float(model(**batch).loss)
+    for size in (1, 2, 3):
+        objective = Objective(model, batch, weight=partial(readings, task_of_model(model)), micro_batch=size)
+        assert objective.evaluate(False) == pytest.approx(expected, rel=2e-6)
+    objective.evaluate(True)
+    mine = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    model(**batch).loss.backward()
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(mine[name], p.grad, rtol=1e-3, atol=1e-5)
+
+
+def weighted(outputs: Any, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(outputs.logits, batch["labels"], weight=torch.tensor([5.0, 1.0, 0.2]))
+
+
+def contrastive(outputs: Any, batch: Batch) -> Tensor:
+    similar = outputs.logits @ outputs.logits.mT
+    return nn.functional.cross_entropy(similar, torch.arange(len(similar)))
+
+
+@pytest.mark.parametrize("loss", [weighted, contrastive])
+def test_a_loss_that_is_not_made_of_those_of_its_samples_is_refused_in_parts(loss: Any) -> None:
+    model, (batch,) = bert(), bert_batches(1)
+    batch["labels"] = torch.arange(6) % 3
+    options: dict[str, Any] = {"loss": loss, "steps": 2, "reproducibility": False, "metric": "adaptive"}
+    assert score(model, [batch], **options).geodesic_sharpness > 0
+    with pytest.raises(UsageError, match="not made of the losses of each"):
+        score(model, [batch], micro_batch=2, **options)
+
+
+def test_a_mean_over_tokens_of_the_callers_is_told_from_one_over_samples() -> None:
+    def by_token(outputs: Any, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    def by_sample(outputs: Any, batch: Batch) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits[:, :-1].mT, batch["labels"][:, 1:], reduction="none").sum(1)
+
+    for loss in (by_token, by_sample):
+        whole, parts = (
+            score(gpt2(), [texts()], loss=loss, steps=2, metric="adaptive", reproducibility=False, micro_batch=size)
+            for size in (None, 1)
+        )
+        assert parts.base_loss == pytest.approx(whole.base_loss, rel=1e-6)
+
+
+def test_what_a_loss_is_a_mean_over_is_proved_once_where_it_is_sure() -> None:
+    model, micro = gpt2(), MicroBatch(2)
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    weight = partial(readings, task_of_model(model))
+    for batch, passes in ((texts(), 3 + 2), (texts(), 2)):
+        calls.clear()
+        Objective(model, batch, weight=weight, micro_batch=micro).evaluate(False)
+        assert len(calls) == passes
+
+
+# -------------------------------------------------------------------------------------------- what is not by samples
+
+PATCHES = {
+    "pixel_values": torch.zeros(40, 6),
+    "image_grid_thw": torch.ones(4, 3, dtype=torch.long),
+    "input_ids": torch.arange(12).reshape(4, 3),
+    "labels": torch.arange(12).reshape(4, 3),
+    "position_ids": torch.arange(3)[None],
+}
+
+
+def test_samples_are_counted_by_labels_or_tokens_and_not_by_patches() -> None:
+    assert samples(PATCHES) == 4
+    assert samples({"pixel_values": torch.zeros(5, 3), "number": torch.tensor(1)}) == 5
+
+
+def test_a_batch_of_patches_has_no_parts() -> None:
+    assert uncut(PATCHES) == "'pixel_values' has 40 rows for 4 samples"
+    assert excerpt(PATCHES, 0, 2).keys() == PATCHES.keys()
+    assert all(excerpt(PATCHES, 0, 2)[name] is PATCHES[name] for name in PATCHES)
+
+
+def test_what_all_samples_share_and_what_only_the_loss_reads_is_in_every_part() -> None:
+    batch = {k: v for k, v in PATCHES.items() if k != "pixel_values"} | {"_weights": torch.ones(7)}
+    assert uncut(batch) is None
+    part = rows(batch, 1, 3)
+    assert {k: len(v) for k, v in part.items()} == {
+        "image_grid_thw": 2, "input_ids": 2, "labels": 2, "position_ids": 1, "_weights": 7
+    }  # fmt: skip
+
+
+class Patched(nn.Module):
+    """Two patches for each of its samples, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.see, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> SimpleNamespace:
+        seen = self.see(pixel_values).reshape(len(labels), 2, 4).mean(1)
+        logits = self.head(torch.tanh(seen))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+def test_a_model_of_patches_is_scored_at_once_and_refused_in_parts() -> None:
+    batch = {
+        "pixel_values": torch.randn(8, 3, generator=torch.Generator().manual_seed(1)),
+        "labels": torch.arange(4) % 2,
+    }
+    result = score(Patched(), [batch], steps=3)
+    assert result.geodesic_sharpness > 0
+    assert (result.samples, result.batch_size) == (4, 4)
+    with pytest.raises(UsageError, match=r"'pixel_values' has 8 rows for 4 samples, .*leave out micro_batch"):
+        score(Patched(), [batch], steps=3, micro_batch=2)
+
+
+# ---------------------------------------------------------------------------------------------------- random numbers
+
+
+class Drawing(nn.Module):
+    """Part of its output is drawn in eval mode too, as models do that look at some of an image's patches only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        logits = self.head(x * (torch.rand(x.shape) > 0.5))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_model_that_draws_random_numbers_draws_the_same_at_every_point(average: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    batch = {"x": torch.randn(8, 3, generator=generator), "labels": torch.arange(8) % 2}
+    model = Drawing()
+    before = torch.get_rng_state()
+    # So close to its weights that other draws would be all that changes the loss.
+    result = score(model, [batch], rho=1e-6, average=average, steps=5)
+    assert abs(result.geodesic_sharpness) < 1e-5
+    assert torch.equal(torch.get_rng_state(), before)
