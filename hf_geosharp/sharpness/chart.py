@@ -7,8 +7,7 @@ its function stays. From then on tangent vectors go in (:meth:`Chart.write`) and
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -16,13 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.gauge import Canonical, canonical
-from hf_geosharp.geometry.metrics import ENTRY_FRAMES, PAIR_METRICS, EndPoint, EntryFrame, FactorFrame, Order, Tensors
+from hf_geosharp.geometry.metrics import (
+    ENTRY_FRAMES,
+    PAIR_METRICS,
+    EndPoint,
+    EntryFrame,
+    FactorFrame,
+    Order,
+    Tensors,
+)
 from hf_geosharp.geometry.space import Handed, Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.sharpness.loose import Bundle, Loose, bundled, free_entries, lies_in
+from hf_geosharp.sharpness.stacks import Bound, Stack, device_of, stacked
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Leaf
-from hf_geosharp.symmetry.views import View, Window, read, shape_of, windows
+from hf_geosharp.symmetry.views import View, shape_of
 
 
 @dataclass(frozen=True)
@@ -44,158 +53,6 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """Pairs of one shape, stacked, and where each one's copies begin."""
-
-    pairs: tuple[Pair, ...]
-    starts: tuple[int, ...]
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of all parameters that the pairs are views of."""
-        return tuple(dict.fromkeys(n for p in self.pairs for n in p.parameters))
-
-    def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
-        """Gathers both factors of all pairs into ``outs`` (copies, d, rows)."""
-        for pair, start in zip(self.pairs, self.starts, strict=True):
-            for views, out in zip((pair.g, pair.h), outs, strict=True):
-                read(views, tensors, out[start : start + pair.copies])
-
-    def bind(self, tensors: Mapping[str, Tensor], shapes: Sequence[tuple[int, ...]], complex_: bool) -> _Bound:
-        """Works out where each view lies in the tensors, and in both factors of these shapes."""
-        links = []
-        for factor, shape in enumerate(shapes):
-            like = torch.empty(shape, dtype=torch.complex64 if complex_ else torch.float32, device="meta")
-            for pair, start in zip(self.pairs, self.starts, strict=True):
-                views = pair.h if factor else pair.g
-                for view, (there, here) in zip(
-                    views, windows(views, tensors, like[start : start + pair.copies]), strict=True
-                ):
-                    begin = start * like.stride(0) * (2 if complex_ else 1)
-                    here = replace(here, offset=here.offset + begin)
-                    links.append(_Link(view.parameter, factor, tensors[view.parameter], there, here, view.shift))
-        return _Bound(tuple(links))
-
-
-@dataclass(frozen=True)
-class _Link:
-    """Where one view lies in its parameter and in a factor of its batch."""
-
-    parameter: str
-    factor: int
-    tensor: Tensor
-    there: Window
-    here: Window
-    shift: float
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """The views of a batch on the parameters of one model, worked out once: a step opens each many times."""
-
-    links: tuple[_Link, ...]
-
-    def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
-        """Gathers both factors into ``outs`` (copies, d, rows) from tensors shaped like the parameters."""
-        flat = [_real(x) for x in outs]
-        sources = []
-        for link in self.links:
-            tensor = tensors[link.parameter]
-            if not link.there.fits(tensor):
-                tensor = torch.empty_like(link.tensor).copy_(tensor)
-            sources.append(link.there.of(tensor))
-        torch._foreach_copy_([link.here.of(flat[link.factor]) for link in self.links], sources)
-
-    def write(self, sources: Sequence[Tensor]) -> None:
-        """Scatters both factors, contiguous as (copies, d, rows), into the parameters."""
-        flat = [_real(x.resolve_conj()) for x in sources]
-        targets = [link.there.of(link.tensor) for link in self.links]
-        torch._foreach_copy_(targets, [link.here.of(flat[link.factor]) for link in self.links])
-        for link, target in zip(self.links, targets, strict=True):
-            if link.shift:
-                target -= link.shift
-
-
-def _real(x: Tensor) -> Tensor:
-    return torch.view_as_real(x) if x.is_complex() else x
-
-
-@dataclass(frozen=True)
-class Loose:
-    """A leaf, or what of it neither belongs to a pair nor is fixed nor is out of reach for a batch.
-
-    ``index`` picks entries of the flattened leaf, ``rows`` rows; neither is all of it.
-    """
-
-    leaf: Leaf
-    index: Tensor | None = None
-    rows: Tensor | None = None
-
-    def take(self, of: Callable[[str], Tensor]) -> Tensor:
-        """Its entries (1, n) of the tensor that ``of`` gives for its name; a view where that is possible."""
-        tensor = of(self.leaf.name)
-        if self.rows is not None:
-            return tensor.index_select(0, self.rows).view(1, -1)
-        flat = tensor.reshape(1, -1)
-        return flat if self.index is None else flat[:, self.index]
-
-    @property
-    def numel(self) -> int:
-        """How many entries that is."""
-        if self.rows is not None:
-            return self.rows.numel() * self.leaf.tensor.shape[1:].numel()
-        return self.leaf.tensor.numel() if self.index is None else self.index.numel()
-
-    def window(self) -> Tensor | None:
-        """The leaf's own memory as (1, n) where it is all of a contiguous leaf, else None."""
-        whole = self.index is None and self.rows is None and self.leaf.tensor.is_contiguous()
-        return self.leaf.tensor.view(1, -1) if whole else None
-
-    def put(self, value: Tensor) -> None:
-        """Writes its entries (1, n) into the leaf."""
-        tensor = self.leaf.tensor
-        if self.rows is not None:
-            tensor.index_copy_(0, self.rows, value.view(-1, *tensor.shape[1:]))
-        elif self.index is None:
-            tensor.copy_(value.view(tensor.shape))
-        else:
-            flat = tensor.reshape(-1)
-            flat[self.index] = value[0]
-            if flat.data_ptr() != tensor.data_ptr():
-                tensor.copy_(flat.view(tensor.shape))
-
-
-@dataclass(frozen=True)
-class _Bundle:
-    """Several small leaves as one part: biases and norms are many, and each operation has its price."""
-
-    items: tuple[Loose, ...]
-
-    @property
-    def sizes(self) -> list[int]:
-        """Entries of each."""
-        return [i.numel for i in self.items]
-
-    def take(self, of: Callable[[str], Tensor]) -> Tensor:
-        """Their entries (1, n) of the tensors that ``of`` gives for their names."""
-        taken = [item.take(of) for item in self.items]
-        out = taken[0].new_empty(1, sum(x.numel() for x in taken))
-        torch._foreach_copy_(out.split([x.numel() for x in taken], dim=1), taken)
-        return out
-
-    def put(self, value: Tensor) -> None:
-        """Writes their entries (1, n)."""
-        pieces = value.split(self.sizes, dim=1)
-        windows = [item.window() for item in self.items]
-        pairs = [(w, p) for w, p in zip(windows, pieces, strict=True) if w is not None]
-        if pairs:
-            torch._foreach_copy_([w for w, _ in pairs], [p for _, p in pairs])
-        for item, window, piece in zip(self.items, windows, pieces, strict=True):
-            if window is None:
-                item.put(piece)
-
-
-@dataclass(frozen=True)
 class Owned:
     """Coordinates of one part of a space that belong together: those of a pair, or of a loose parameter.
 
@@ -207,13 +64,6 @@ class Owned:
     name: str
     pair: Pair | None = None
     entries: Tensor | slice | None = None
-
-
-_LARGEST = 1 << 22
-"""Entries of a batch of pairs, if it has several."""
-
-_SMALL = 1 << 17
-"""Parameters of at most this many entries are bundled."""
 
 
 class Chart:
@@ -251,15 +101,15 @@ class Chart:
             for name in self._fold(symmetries):
                 base.pop(name, None)
             parts: list[Part] = []
-            self._batches: list[_Batch] = []
-            self._bound: list[_Bound] = []
-            for batch in batched(pairs, lambda pair: _device(self._tensors[pair.parameters[0]])):
-                part = self._pair_part(batch)
+            self._stacks: list[Stack] = []
+            self._bound: list[Bound] = []
+            for stack in stacked(pairs, lambda pair: device_of(self._tensors[pair.parameters[0]])):
+                part = self._pair_part(stack)
                 parts.append(part)
-                self._batches.append(batch)
-                self._bound.append(batch.bind(self._tensors, part.shapes, part.complex))
-            self._paired = tuple(dict.fromkeys(n for b in self._batches for n in b.parameters))
-            self._loose = _bundled(self._loose_leaves(pairs, symmetries.fixed))
+                self._stacks.append(stack)
+                self._bound.append(stack.bind(self._tensors, part.shapes, part.complex))
+            self._paired = tuple(dict.fromkeys(n for b in self._stacks for n in b.parameters))
+            self._loose = bundled(self._loose_leaves(pairs, symmetries.fixed))
             parts += [self._loose_part(item, base) for item in self._loose]
             self._wide.clear()
         self.space = self._space_of(parts)
@@ -281,7 +131,7 @@ class Chart:
         self.write(self.space.zeros(), "first")
         self._change(*self._whole)
 
-    def _change(self, space: Space, loose: list[Loose | _Bundle]) -> None:
+    def _change(self, space: Space, loose: list[Loose | Bundle]) -> None:
         """Goes on with other loose parts, while the model holds the base point. The new ones have no end point yet."""
         assert self._ends is not None
         known = dict(zip(map(id, self.space.parts), self._ends, strict=True))
@@ -303,9 +153,9 @@ class Chart:
             if isinstance(item, Loose) and item.leaf.name in rows and item.leaf.alike and item.window() is not None:
                 leaf = item.leaf
                 gradient, wanted = leaf.gradient(), leaf.rows_here(rows[leaf.name])
-                found[leaf.name] = _lies_in(gradient, wanted)
+                found[leaf.name] = lies_in(gradient, wanted)
         narrow = self._narrowed(found)
-        parts, kept, count = list(space.parts), list(loose), len(self._batches)
+        parts, kept, count = list(space.parts), list(loose), len(self._stacks)
         for i, item in enumerate(loose):
             if isinstance(item, Loose) and item.leaf.name in narrow:
                 wanted = item.leaf.rows_here(rows[item.leaf.name])
@@ -345,10 +195,10 @@ class Chart:
 
     def owned(self) -> Iterator[Owned]:
         """What all coordinates belong to, in or out of focus."""
-        for i, batch in enumerate(self._batches):
-            for pair, start in zip(batch.pairs, batch.starts, strict=True):
+        for i, stack in enumerate(self._stacks):
+            for pair, start in zip(stack.pairs, stack.starts, strict=True):
                 yield Owned(i, pair.name, pair, torch.arange(start, start + pair.copies))
-        for i, item in enumerate(self._loose, len(self._batches)):
+        for i, item in enumerate(self._loose, len(self._stacks)):
             if isinstance(item, Loose):
                 yield Owned(i, item.leaf.name)
                 continue
@@ -367,7 +217,7 @@ class Chart:
         """Moves the model to the representative of every fold, in float64; returns the parameters that changed."""
         touched = list(dict.fromkeys(p for f in symmetries.folds for p in f.parameters))
         # A fold may reach from one device to another.
-        homes = {_device(self._tensors[n]) for n in touched}
+        homes = {device_of(self._tensors[n]) for n in touched}
         home = self._tensors[touched[0]].device if len(homes) > 1 else None
         weights = {n: self._tensors[n].to(home, torch.float64, copy=True) for n in touched}
         for fold in symmetries.folds:
@@ -378,17 +228,17 @@ class Chart:
             self._tensors[name].copy_(value)
         return touched
 
-    def _pair_part(self, batch: _Batch) -> Part:
-        first = batch.pairs[0]
+    def _pair_part(self, stack: Stack) -> Part:
+        first = stack.pairs[0]
         complex_ = first.group.complex
-        copies = sum(p.copies for p in batch.pairs)
+        copies = sum(p.copies for p in stack.pairs)
         shapes = [(copies, *shape_of(views)[1:]) for views in (first.g, first.h)]
-        wide = {n: self._wide.get(n, self._tensors[n]) for p in batch.pairs for n in p.parameters}
+        wide = {n: self._wide.get(n, self._tensors[n]) for p in stack.pairs for n in p.parameters}
         wide = {n: t.to(torch.float64) for n, t in wide.items()}
         device = self._tensors[first.parameters[0]].device
         dtype = torch.complex128 if complex_ else torch.float64
         factors = [torch.empty(s, dtype=dtype, device=device) for s in shapes]
-        batch.read(wide, factors)
+        stack.read(wide, factors)
         del wide
         narrow = self._borrowed.dtype
         cutoff = 1e-6 if narrow == torch.float32 else 1e-12
@@ -399,13 +249,13 @@ class Chart:
             return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic, device)
         base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff, positive=first.group.positive)
         del factors
-        self._report_rank(batch, base)
+        self._report_rank(stack, base)
         frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)
         return Part(name, frame, tuple(shapes), complex_, self.geometry.geodesic, device)
 
-    def _report_rank(self, batch: _Batch, base: Canonical) -> None:
+    def _report_rank(self, stack: Stack, base: Canonical) -> None:
         rank, d = base.rank.tolist(), base.s.shape[-1]
-        for pair, start in zip(batch.pairs, batch.starts, strict=True):
+        for pair, start in zip(stack.pairs, stack.starts, strict=True):
             short = [i for i in range(pair.copies) if rank[start + i] < d]
             if short:
                 which = ", ".join(f"{i} (rank {rank[start + i]})" for i in short[:8])
@@ -426,8 +276,8 @@ class Chart:
                 loose.append(Loose(leaf, free.reshape(-1).nonzero().squeeze(1)))
         return loose
 
-    def _loose_part(self, item: Loose | _Bundle, base: Mapping[str, Tensor]) -> Part:
-        names = [i.leaf.name for i in (item.items if isinstance(item, _Bundle) else (item,))]
+    def _loose_part(self, item: Loose | Bundle, base: Mapping[str, Tensor]) -> Part:
+        names = [i.leaf.name for i in (item.items if isinstance(item, Bundle) else (item,))]
         name = ", ".join(names)
         theta = item.take(lambda n: base[n] if n in base else self._tensors[n].clone())
         scale = 1.0
@@ -450,11 +300,11 @@ class Chart:
         self._again, self._ends, ends = {}, None, []
         for i, part in enumerate(self.space.parts):
             piece = u.piece(i)
-            if i < len(self._batches):
+            if i < len(self._stacks):
                 end = part.frame.geodesic(part.split(piece), order or part.order)
                 self._bound[i].write([x.mT for x in end.point])
             else:
-                item = self._loose[i - len(self._batches)]
+                item = self._loose[i - len(self._stacks)]
                 target = item.window() if isinstance(item, Loose) else None
                 out = None if target is None else (target,)
                 end = part.frame.geodesic(part.split(piece), order or part.order, out)
@@ -472,13 +322,13 @@ class Chart:
 
         Takes the parameters' gradients away: those of loose parameters become pieces of the result, in place.
         """
-        count = len(self._batches)
+        count = len(self._stacks)
         gradients = {n: self._borrowed.leaves[n].gradient() for n in self._paired}
         loose = []
         for i, item in enumerate(self._loose, count):
             row = item.take(lambda n: gradients[n] if n in gradients else self._borrowed.leaves[n].gradient())
             loose.append(self._pullback(i, (row,), (row,))[0].view(-1))
-        last = {name: i for i, batch in enumerate(self._batches) for name in batch.parameters}
+        last = {name: i for i, stack in enumerate(self._stacks) for name in stack.parameters}
         self._release(n for n in self._borrowed.leaves if n not in last)
         pieces = []
         for i, (part, bound) in enumerate(zip(self.space.parts, self._bound, strict=False)):
@@ -488,7 +338,7 @@ class Chart:
             ]
             bound.read(gradients, covector)
             # What is read for the last time goes before the result comes.
-            done = [n for n in self._batches[i].parameters if last[n] == i]
+            done = [n for n in self._stacks[i].parameters if last[n] == i]
             for name in done:
                 del gradients[name]
             self._release(done)
@@ -525,77 +375,19 @@ class Chart:
         total = self.space.dot(u, u) or 1.0
         out: dict[str, float] = {}
         for i, (part, piece) in enumerate(self.space.slices(u)):
-            if i >= len(self._batches):
-                item = self._loose[i - len(self._batches)]
-                items, sizes = (item.items, item.sizes) if isinstance(item, _Bundle) else ((item,), [piece.numel()])
+            if i >= len(self._stacks):
+                item = self._loose[i - len(self._stacks)]
+                items, sizes = (item.items, item.sizes) if isinstance(item, Bundle) else ((item,), [piece.numel()])
                 for one, entries in zip(items, piece.split(sizes), strict=True):
                     out[one.leaf.name] = float((entries.double() ** 2).sum()) / total
                 continue
-            for pair, start in zip(self._batches[i].pairs, self._batches[i].starts, strict=True):
+            for pair, start in zip(self._stacks[i].pairs, self._stacks[i].starts, strict=True):
                 own = [x[start : start + pair.copies] for x in part.storage(piece)]
                 out[pair.name] = sum(float((x.abs().double() ** 2).sum()) for x in own) / total
         return out
-
-
-def free_entries(leaf: Leaf, views: Sequence[View]) -> Tensor:
-    """Which entries of the whole of a leaf none of the views sees."""
-    free = torch.ones(leaf.shape, dtype=torch.bool, device=leaf.tensor.device)
-    for view in views:
-        view.of(free).fill_(False)
-    return free
-
-
-def is_small(leaf: Leaf) -> bool:
-    """Whether a leaf is bundled with others."""
-    return leaf.shape.numel() <= _SMALL
-
-
-def _bundled(loose: Sequence[Loose]) -> list[Loose | _Bundle]:
-    """The same leaves with the small ones of each device together."""
-    small: dict[torch.device, list[Loose]] = {}
-    large: list[Loose | _Bundle] = [i for i in loose if not is_small(i.leaf)]
-    for item in loose:
-        if is_small(item.leaf):
-            small.setdefault(_device(item.leaf.tensor), []).append(item)
-    return [*large, *(_Bundle(tuple(items)) for items in small.values())]
-
-
-def _device(tensor: Tensor) -> torch.device:
-    return tensor.device
 
 
 def _lean(base: Canonical, tall: torch.dtype) -> Canonical:
     """The representative with its tall frames in the working dtype and without what only :func:`act` needs."""
     none = base.s.new_empty(0)
     return Canonical(base.frame_g.to(tall), base.frame_h.to(tall), base.s, none, none)
-
-
-def batched(pairs: Sequence[Pair], place: Callable[[Pair], torch.device | None] = lambda _: None) -> list[_Batch]:
-    """Pairs of one kind, group, shape and device together, up to a size: what is not kept comes a batch at a time."""
-    groups: dict[tuple[object, ...], list[Pair]] = {}
-    for pair in pairs:
-        key = (pair.kind, pair.group, shape_of(pair.g)[1:], shape_of(pair.h)[1:], place(pair))
-        groups.setdefault(key, []).append(pair)
-    out = []
-    for members in (some for alike in groups.values() for some in _up_to(_LARGEST, alike)):
-        starts = [0]
-        for pair in members:
-            starts.append(starts[-1] + pair.copies)
-        out.append(_Batch(tuple(members), tuple(starts[:-1])))
-    return out
-
-
-def _up_to(size: int, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-    """As many pairs at a time as have so many entries together, or one."""
-    each = max(sum(math.prod(shape_of(views)) for views in (pair.g, pair.h)) for pair in pairs)
-    count = max(1, size // each)
-    return (pairs[i : i + count] for i in range(0, len(pairs), count))
-
-
-def _lies_in(gradient: Tensor, rows: Tensor) -> bool:
-    """Whether all that is not zero of a gradient, (rows, ...), lies in some of its rows."""
-    every, part = gradient, gradient.index_select(0, rows)
-    if gradient.is_contiguous() and gradient[:1].numel() * gradient.element_size() % 8 == 0:
-        # By words of eight bytes it takes a fifth of the time.
-        every, part = every.view(torch.int64), part.view(torch.int64)
-    return int(torch.count_nonzero(every)) == int(torch.count_nonzero(part))

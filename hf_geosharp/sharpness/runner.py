@@ -5,37 +5,32 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
-from hf_geosharp.errors import GeosharpWarning, ModelError, UsageError, WorldError
-from hf_geosharp.geometry.metrics import Order
-from hf_geosharp.geometry.space import Space, Tangent, Vector
+from hf_geosharp.errors import GeosharpWarning, ModelError, WorldError
+from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.parallel import World
-from hf_geosharp.sharpness.ascent import average
+from hf_geosharp.sharpness.ball import Ball
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Ahead, Job, Ledger, Outcome
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.notes import Notes
-from hf_geosharp.sharpness.objective import Loss, Objective, Reach
+from hf_geosharp.sharpness.objective import Loss, Objective
 from hf_geosharp.sharpness.parts import Batch, Weight
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.reproducibility import NUDGE, compared
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
 from hf_geosharp.sharpness.selection import Selection, selections
-from hf_geosharp.sharpness.settings import ASCENTS, Settings
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.symmetry.map import SymmetryMap
 
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
-
-PROFILE_POINTS = 11
-"""How many points of the way to the worst perturbation a profile has, both ends included."""
 
 
 @dataclass(frozen=True)
@@ -209,78 +204,32 @@ class Runner:
 
     def _batch(self, chart: Chart, job: Job, settings: Settings) -> Outcome:
         """One ball at each radius, ascending, each started from the best point of the one before."""
-        index = job.batch
-        objective = self._objective(index)
-
-        def evaluate(u: Vector, gradient: bool) -> tuple[float, Tangent | None]:
-            try:
-                chart.write(u)
-            except ArithmeticError as error:
-                raise UsageError(f"batch {index}, radii {settings.radii}: {error}") from None
-            value = objective.evaluate(gradient)
-            return value, pull() if gradient else None
-
-        generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + index)
-        base = self._base_point(chart, objective, not settings.average)
-        if not math.isfinite(base):
-            text = (
-                f"batch {index}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
-            )
-            if settings.on_nan == "stop":
-                raise ModelError(f"{text}; on_nan 'skip' leaves such batches out, and says so")
-            self._batch_notes.append(f"{text}: skipped")
-            return Outcome(job, skipped=text)
+        objective = self._objective(job.batch)
+        part = self._parts[job.part] if job.stage == PART else None
+        ball = Ball(chart, objective, settings, number=job.batch, split=self.split, part=part)
+        if not math.isfinite(ball.base):
+            return self._not_finite(job, ball.base, settings)
+        if part is not None and not settings.average and ball.still:
+            self.track.done += 1 + settings.steps
+            score = BatchScore(job.batch, ball.base, 0.0, 0, True, 1, "converged")
+            passes = Passes(objective.forwards, objective.backwards)
+            return Outcome(job, ball.base, ((settings.radii[0], score),), passes)
         scores: list[tuple[float, BatchScore]] = []
         share: dict[str, float] = {}
         profile: Profile | None = None
-        space, pull = self._ball(chart, job)
-        # An ascent takes the memory of what it is given, so no name may hold on to it here.
-        given = [] if settings.average else [(base, pull())]
-        if given and job.stage == PART and _still(space, given[0][1]):
-            self.track.done += 1 + settings.steps
-            score = BatchScore(index, base, 0.0, 0, True, 1, "converged")
-            return Outcome(job, base, ((settings.radii[0], score),), Passes(objective.forwards, objective.backwards))
-        ends: list[Tangent] = []
         for rho in sorted(set(settings.radii)):
-            report = self.track.report(job.stage, index + 1, rho)
-            if settings.average:
-                generator.manual_seed(settings.seed * 1_000_003 + index)
-                rise, end = average(space, evaluate, rho, settings.steps, generator, base=base, report=report)
-                if not math.isfinite(rise):
-                    raise ModelError(
-                        f"batch {index}: the loss is not finite at a random perturbation of rho {rho:g}; "
-                        "use a smaller radius"
-                    )
-                score = BatchScore(index, base, rise, settings.steps, True, settings.steps)
-            else:
-                climb = ASCENTS[settings.ascent](
-                    space, evaluate, rho, settings.steps, start=ends.pop() if ends else None, base=base,
-                    given=given.pop() if given else None,
-                    stationary=settings.stationary, generator=generator, report=report,
-                )  # fmt: skip
-                end = climb.u
-                score = BatchScore(
-                    index, base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
-                )
-                if not climb.finite:
-                    where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
-                    self._batch_notes.append(
-                        f"batch {index}: the loss is not finite at some points of the ball, {where}"
-                    )
-                del climb
+            score = self._at(ball, job, rho)
             # The pass at the start, and the steps that were not needed.
             self.track.done += 1 + settings.steps - score.steps
             scores.append((rho, score))
             if job.stage == SCORE and rho == settings.radii[0] and score.value >= self._highest:
                 # Where the worst perturbation lies is told of the batch that rose most.
-                self._highest, share = score.value, chart.share(end)
+                self._highest, share = score.value, chart.share(ball.end)
             if settings.profile and job == Job(SCORE, 0) and rho == settings.radii[0]:
-                profile = self._profile(chart, end, rho, base)
-            ends = [end]
-            del end
-        self._in_step(scores, ends[0])
+                profile = self._profile(ball, rho)
+        self._in_step(scores, ball.end)
         passes = Passes(objective.forwards, objective.backwards)
-        return Outcome(job, base, tuple(scores), passes, share, profile=profile)
+        return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
 
     def _objective(self, index: int) -> Objective:
         return Objective(
@@ -288,31 +237,36 @@ class Runner:
             self.borrowed.shards,
         )  # fmt: skip
 
-    def _ball(self, chart: Chart, job: Job) -> tuple[Space, Callable[[], Tangent]]:
-        """Where a job climbs, and the gradient there of the loss whose gradients the parameters hold."""
-        if job.stage != PART:
-            return chart.space, chart.pull
-        space = self._parts[job.part].within(chart.space)
-        return space, lambda: space.project_(chart.pull())
+    def _not_finite(self, job: Job, base: float, settings: Settings) -> Outcome:
+        text = (
+            f"batch {job.batch}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
+        )
+        if settings.on_nan == "stop":
+            raise ModelError(f"{text}; on_nan 'skip' leaves such batches out, and says so")
+        self._batch_notes.append(f"{text}: skipped")
+        return Outcome(job, skipped=text)
 
-    def _profile(self, chart: Chart, u: Tangent, rho: float, base: float) -> Profile | None:
-        """The rise of the loss of the first batch on the way to u; its passes are not those of the score."""
-        objective = self._objective(0)
-        t = tuple(i / (PROFILE_POINTS - 1) for i in range(PROFILE_POINTS))
-        point = chart.space.empty()
+    def _at(self, ball: Ball, job: Job, rho: float) -> BatchScore:
+        """The score of a batch at one radius."""
+        index, steps = job.batch, ball.settings.steps
+        report = self.track.report(job.stage, index + 1, rho)
+        if ball.settings.average:
+            return BatchScore(index, ball.base, ball.average(rho, report), steps, True, steps)
+        climb = ball.worst(rho, report)
+        if not climb.finite:
+            where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
+            self._batch_notes.append(f"batch {index}: the loss is not finite at some points of the ball, {where}")
+        return BatchScore(
+            index, ball.base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
+        )  # fmt: skip
 
-        def along(order: Order | None) -> tuple[float, ...]:
-            rises = [0.0]
-            for fraction in t[1:]:
-                chart.write(chart.space.combine(point, (u, fraction)), order)
-                rises.append(objective.evaluate(False) - base)
-            return tuple(rises)
-
-        found = Profile(t, along(None), along("first"), rho)
-        if all(map(math.isfinite, (*found.geodesic, *found.straight))):
-            return found
-        self._batch_notes.append(f"batch 0: no profile, for the loss is not finite at some points of it, rho {rho:g}")
-        return None
+    def _profile(self, ball: Ball, rho: float) -> Profile | None:
+        found = ball.profile(rho, self._objective(ball.number))
+        if found is None:
+            self._batch_notes.append(
+                f"batch {ball.number}: no profile, for the loss is not finite at some points of it, rho {rho:g}"
+            )
+        return found
 
     def _in_step(self, scores: Sequence[tuple[float, BatchScore]], u: Tangent) -> None:
         """Ranks that share a ball must have gone the same way, to the last bit.
@@ -329,30 +283,6 @@ class Runner:
                 "equally many threads, or shard='batches'"
             )
 
-    def _base_point(self, chart: Chart, objective: Objective, gradient: bool) -> float:
-        """The loss at the model's own weights; with ``gradient`` the parameters hold its gradient afterwards.
-
-        The chart then sees what the batch can reach.
-        """
-        chart.widen()
-        with Reach(self.borrowed.model) as reach:
-            value = objective.evaluate(gradient)
-        if not gradient or not math.isfinite(value):
-            return value
-        seen = reach.rows
-        owners = {n: id(leaf.members[0][0]) for n, leaf in self.borrowed.leaves.items()}
-        chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))
-        return value
-
-    def _union(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Rows that any rank looks up for its part of the batch."""
-        if self.split.size == 1:
-            return seen
-        every = self.split.gather({name: ids.cpu() for name, ids in seen.items()})
-        names = sorted({name for ranks in every for name in ranks})
-        devices = {n: leaf.tensor.device for n, leaf in self.borrowed.leaves.items()}
-        return {n: torch.unique(torch.cat([ranks[n] for ranks in every if n in ranks])).to(devices[n]) for n in names}
-
     def restore(self) -> None:
         """The model's own weights, as they were borrowed."""
         with torch.no_grad():
@@ -363,11 +293,6 @@ class Runner:
 def _key(part: Selection) -> str:
     """What a part is called among those of all ways to cut a model."""
     return f"{part.by} {part.part}"
-
-
-def _still(space: Space, g: Tangent) -> bool:
-    """Whether nothing in a space can move, for all weights in it are zero."""
-    return space.norm(g) == 0 and space.norm(space.random(torch.Generator().manual_seed(0))) == 0
 
 
 def _plain(settings: Settings, metric: str) -> Settings:

@@ -21,8 +21,10 @@ from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Part, Space, Sum, Tangent, Vector
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
-from hf_geosharp.sharpness.chart import Chart, Geometry, Loose, Owned, batched, free_entries, is_small
+from hf_geosharp.sharpness.chart import Chart, Geometry, Owned
+from hf_geosharp.sharpness.loose import Loose, free_entries, is_small
 from hf_geosharp.sharpness.shards import Shards
+from hf_geosharp.sharpness.stacks import stacked
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -174,7 +176,7 @@ class ShardedChart(Chart):
     def owned(self) -> Iterator[Owned]:
         """As a chart's: what all coordinates of all ranks belong to."""
         here = {owned.name: owned for owned in super().owned()}
-        for pair in (pair for batch in batched(self._pairs) for pair in batch.pairs):
+        for pair in (pair for stack in stacked(self._pairs) for pair in stack.pairs):
             yield here.get(pair.name, Owned(None, pair.name, pair))
         views = self._views()
         for name, leaf in self._rows.items():
@@ -238,7 +240,7 @@ class ShardedChart(Chart):
     def share(self, u: Tangent) -> dict[str, float]:
         """As a chart's, over all ranks."""
         every = self._world.gather(super().share(u))
-        order = [p.name for b in batched(self._pairs) for p in b.pairs]
+        order = [p.name for b in stacked(self._pairs) for p in b.pairs]
         names = dict.fromkeys([*order, *self._rows])
         return {n: sum(s.get(n, 0.0) for s in every) for n in names if any(n in s for s in every)}
 
@@ -250,17 +252,17 @@ class ShardedChart(Chart):
 
     def _draws_of_pairs(self) -> Iterable[_Draw]:
         here = {
-            pair.name: (i, batch, start)
-            for i, batch in enumerate(self._batches)
-            for pair, start in zip(batch.pairs, batch.starts, strict=True)
+            pair.name: (i, stack, start)
+            for i, stack in enumerate(self._stacks)
+            for pair, start in zip(stack.pairs, stack.starts, strict=True)
         }
-        for batch in batched(self._pairs):
+        for stack in stacked(self._pairs):
             total, own = 0, dict.fromkeys(here, 0)
             found: list[tuple[int, int, int, int]] = []
             for side in ("g", "h"):
-                _, d, height = shape_of(getattr(batch.pairs[0], side))
-                each = d * height * (2 if batch.pairs[0].group.complex else 1)
-                for pair in batch.pairs:
+                _, d, height = shape_of(getattr(stack.pairs[0], side))
+                each = d * height * (2 if stack.pairs[0].group.complex else 1)
+                for pair in stack.pairs:
                     if pair.name in here:
                         part, local, start = here[pair.name]
                         found.append((part, own[pair.name] + start * each, total, pair.copies * each))
@@ -270,7 +272,7 @@ class ShardedChart(Chart):
 
     def _draws_of_entries(self) -> Iterable[_Draw]:
         places: dict[str, tuple[int, int]] = {}
-        for i, item in enumerate(self._loose, len(self._batches)):
+        for i, item in enumerate(self._loose, len(self._stacks)):
             at = 0
             for one in (item,) if isinstance(item, Loose) else item.items:
                 places[one.leaf.name] = (i, at)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hf_geosharp.geometry.space import Handed, Recipe, Tangent, Vector
 from hf_geosharp.sharpness.borrow import borrow
-from hf_geosharp.sharpness.chart import Chart, Geometry, batched
+from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.stacks import stacked
 from hf_geosharp.symmetry.find import find_symmetries
 from tests.families import batch_of, build
 
@@ -78,15 +79,15 @@ def test_between_point_and_gradient_nothing_of_a_recipe_is_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
-def test_pairs_come_in_batches_of_bounded_size_and_their_gradients_go_with_them(
+def test_pairs_come_in_stacks_of_bounded_size_and_their_gradients_go_with_them(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(name)
     symmetries = find_symmetries(model, batch_of(name))
     results = []
     for largest in (1 << 30, 1):
-        monkeypatch.setattr("hf_geosharp.sharpness.chart._LARGEST", largest)
-        sizes = [len(b.pairs) for b in batched([symmetries.coordinates(p) for p in symmetries.pairs])]
+        monkeypatch.setattr("hf_geosharp.sharpness.stacks._LARGEST", largest)
+        sizes = [len(b.pairs) for b in stacked([symmetries.coordinates(p) for p in symmetries.pairs])]
         assert (max(sizes) > 1) == (largest > 1)
         with borrow(model) as borrowed:
             chart = Chart(borrowed, symmetries, Geometry("mix", "second"))
@@ -95,11 +96,11 @@ def test_pairs_come_in_batches_of_bounded_size_and_their_gradients_go_with_them(
             g.mul_(0.1 / chart.space.norm(g))
             chart.write(g)
             loss = objective.evaluate(True)
-            left = _grads_when_batches_are_read(chart, monkeypatch)
+            left = _grads_when_stacks_are_read(chart, monkeypatch)
             h = chart.pull()
             results.append((loss, chart.space.norm(h), chart.share(h)))
             assert all(p.grad is None for p in model.parameters())
-            # With each batch that is read fewer parameters have a gradient.
+            # With each stack that is read fewer parameters have a gradient.
             assert left == sorted(left, reverse=True)
             assert left[-1] < left[0] or len(left) == 1
     (loss, size, share), (again, other, parts) = results
@@ -107,8 +108,8 @@ def test_pairs_come_in_batches_of_bounded_size_and_their_gradients_go_with_them(
     assert parts == pytest.approx(share, rel=1e-9, abs=1e-15)
 
 
-def _grads_when_batches_are_read(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many parameters have a gradient each time that a batch of pairs reads its own."""
+def _grads_when_stacks_are_read(chart: Chart, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parameters have a gradient each time that a stack of pairs reads its own."""
     counts: list[int] = []
     read = type(chart._bound[0]).read
 

@@ -13,7 +13,7 @@ import torch
 
 from hf_geosharp import score
 from hf_geosharp.errors import UnsupportedModelError
-from hf_geosharp.sharpness import chart
+from hf_geosharp.sharpness import chart, loose
 from tests.sharpness.tiny import bert, bert_batches
 
 
@@ -33,13 +33,14 @@ def test_parts_of_two_devices_give_the_score_of_one(monkeypatch: pytest.MonkeyPa
     class Watched(chart.Chart):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            names = [b.parameters for b in self._batches]
+            names = [b.parameters for b in self._stacks]
             names += [[i.leaf.name for i in getattr(item, "items", (item,))] for item in self._loose]
             leaves = args[0].leaves
             seen.append([{leaves[n].tensor.untyped_storage().data_ptr() in there for n in part} for part in names])
 
     monkeypatch.setattr("hf_geosharp.sharpness.runner.Chart", Watched)
-    monkeypatch.setattr(chart, "_device", lambda t: t.untyped_storage().data_ptr() in there)
+    for module in (chart, loose):
+        monkeypatch.setattr(module, "device_of", lambda t: t.untyped_storage().data_ptr() in there)
     found = quick(model)
     assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-9)
     assert found.share == pytest.approx(whole.share, rel=1e-6, abs=1e-12)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
-from hf_geosharp.sharpness.chart import Chart, Geometry, _lies_in
+from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.symmetry.find import find_symmetries
 from tests.families import batch_of, build
@@ -18,7 +18,7 @@ from tests.families import batch_of, build
 @pytest.fixture(autouse=True)
 def embeddings_of_tiny_models_count_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise they are bundled with the biases, and a bundle is always in focus."""
-    monkeypatch.setattr("hf_geosharp.sharpness.chart._SMALL", 64)
+    monkeypatch.setattr("hf_geosharp.sharpness.loose._SMALL", 64)
 
 
 def focused(chart: Chart, borrowed: Borrowed, objective: Objective) -> tuple[float, Tangent]:
@@ -107,17 +107,3 @@ def test_embeddings_that_are_not_called_with_indices_are_left_out() -> None:
     with Reach(Model()) as reach:
         by_index(ids), by_shape(ids.shape), by_name(input=ids)
     assert {key: rows.tolist() for key, rows in reach.rows.items()} == {id(by_index.weight): [1, 3]}
-
-
-@pytest.mark.parametrize("width", [1, 3, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_in_other_rows_are_seen_whatever_the_width(dtype: torch.dtype, width: int) -> None:
-    """Pairs of single-precision numbers are counted as one word, where rows are whole words."""
-    rows, wanted = torch.zeros(9, width, dtype=dtype), torch.tensor([1, 4])
-    rows[wanted] = 1.0
-    for given in (rows, rows.T.contiguous().T):  # also as transposed weights have it
-        assert _lies_in(given, wanted)
-        for column in range(width):
-            other = given.clone()
-            other[7, column] = torch.finfo(dtype).tiny / 2
-            assert not _lies_in(other, wanted)

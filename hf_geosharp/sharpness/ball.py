@@ -1,0 +1,150 @@
+"""One batch's ball: the loss at the points of a chart, climbed or averaged at one radius after the other."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.geometry.metrics import Order
+from hf_geosharp.geometry.space import Tangent, Vector
+from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.ascent import Climb, Report, average
+from hf_geosharp.sharpness.chart import Chart
+from hf_geosharp.sharpness.objective import Objective, Reach
+from hf_geosharp.sharpness.result import Profile
+from hf_geosharp.sharpness.selection import Selection
+from hf_geosharp.sharpness.settings import ASCENTS, Settings
+
+PROFILE_POINTS = 11
+"""How many points of the way to the worst perturbation a profile has, both ends included."""
+
+
+class Ball:
+    """The ball of one batch around a chart's base point, of all coordinates or of one part of them.
+
+    ``base`` is the loss at the base point; where it is not finite there is nothing to climb. Radii have to be asked for
+    in ascending order: each climb starts where the one before ended.
+    """
+
+    def __init__(
+        self, chart: Chart, objective: Objective, settings: Settings, *, number: int, split: World,
+        part: Selection | None = None,
+    ) -> None:  # fmt: skip
+        """Of the batch with this ``number``. ``split`` are the ranks among which its samples are spread."""
+        self.chart, self.objective, self.settings = chart, objective, settings
+        self.number, self.split = number, split
+        self._generator = torch.Generator().manual_seed(self._seed)
+        self.base = self._base_point(gradient=not settings.average)
+        self._part = None if part is None else part.within(chart.space)
+        self.space = self._part or chart.space
+        # An ascent takes the memory of what it is given, so no other name may hold on to it.
+        self._given: list[tuple[float, Tangent]] = []
+        self._ends: list[Tangent] = []
+        if not settings.average and math.isfinite(self.base):
+            self._given.append((self.base, self._pull()))
+
+    @property
+    def _seed(self) -> int:
+        return self.settings.seed * 1_000_003 + self.number
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing in it can move, for all weights concerned are zero. To be asked before the first climb."""
+        norm, random = self.space.norm, self.space.random
+        return norm(self._given[0][1]) == 0 and norm(random(torch.Generator().manual_seed(0))) == 0
+
+    @property
+    def end(self) -> Tangent:
+        """The best point at the last radius, or the last of the random ones."""
+        return self._ends[0]
+
+    # ------------------------------------------------------------------------------------------------- the objective
+
+    def _evaluate(self, u: Vector, gradient: bool) -> tuple[float, Tangent | None]:
+        try:
+            self.chart.write(u)
+        except ArithmeticError as error:
+            raise UsageError(f"batch {self.number}, radii {self.settings.radii}: {error}") from None
+        value = self.objective.evaluate(gradient)
+        return value, self._pull() if gradient else None
+
+    def _pull(self) -> Tangent:
+        """The gradient of the loss whose gradients the parameters hold."""
+        g = self.chart.pull()
+        return g if self._part is None else self._part.project_(g)
+
+    def _base_point(self, *, gradient: bool) -> float:
+        """The loss at the model's own weights; with ``gradient`` the parameters hold its gradient afterwards.
+
+        The chart then sees what the batch can reach.
+        """
+        self.chart.widen()
+        with Reach(self.chart.model) as reach:
+            value = self.objective.evaluate(gradient)
+        if not gradient or not math.isfinite(value):
+            return value
+        seen = reach.rows
+        owners = {n: id(leaf.members[0][0]) for n, leaf in self.chart.leaves.items()}
+        self.chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))
+        return value
+
+    def _union(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rows that any rank looks up for its part of the batch."""
+        if self.split.size == 1:
+            return seen
+        every = self.split.gather({name: ids.cpu() for name, ids in seen.items()})
+        names = sorted({name for ranks in every for name in ranks})
+        devices = {n: leaf.tensor.device for n, leaf in self.chart.leaves.items()}
+        return {n: torch.unique(torch.cat([ranks[n] for ranks in every if n in ranks])).to(devices[n]) for n in names}
+
+    # ---------------------------------------------------------------------------------------------------- sharpness
+
+    def worst(self, rho: float, report: Report) -> Climb:
+        """The climb to the largest loss in the ball of this radius."""
+        climb = ASCENTS[self.settings.ascent](
+            self.space, self._evaluate, rho, self.settings.steps,
+            start=self._ends.pop() if self._ends else None, base=self.base,
+            given=self._given.pop() if self._given else None,
+            stationary=self.settings.stationary, generator=self._generator, report=report,
+        )  # fmt: skip
+        self._ends = [climb.u]
+        return climb
+
+    def average(self, rho: float, report: Report) -> float:
+        """The mean rise under random perturbations of this radius, the same directions at all radii.
+
+        Raises:
+            ModelError: the loss is not finite at one of them.
+        """
+        self._generator.manual_seed(self._seed)
+        rise, end = average(
+            self.space, self._evaluate, rho, self.settings.steps, self._generator, base=self.base, report=report
+        )
+        if not math.isfinite(rise):
+            raise ModelError(
+                f"batch {self.number}: the loss is not finite at a random perturbation of rho {rho:g}; "
+                "use a smaller radius"
+            )
+        self._ends = [end]
+        return rise
+
+    def profile(self, rho: float, objective: Objective) -> Profile | None:
+        """The rise of the loss on the way to :attr:`end`, by an objective whose passes are not those of the score.
+
+        None where the loss is not finite somewhere on the way.
+        """
+        t = tuple(i / (PROFILE_POINTS - 1) for i in range(PROFILE_POINTS))
+        point = self.chart.space.empty()
+
+        def along(order: Order | None) -> tuple[float, ...]:
+            rises = [0.0]
+            for fraction in t[1:]:
+                self.chart.write(self.chart.space.combine(point, (self.end, fraction)), order)
+                rises.append(objective.evaluate(False) - self.base)
+            return tuple(rises)
+
+        found = Profile(t, along(None), along("first"), rho)
+        return found if all(map(math.isfinite, (*found.geodesic, *found.straight))) else None
