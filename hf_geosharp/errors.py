@@ -57,3 +57,8 @@ class WorldError(GeosharpError):
 
 class GeosharpWarning(UserWarning):
     """Something the user should know about a score that was nevertheless taken."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, for messages that tell of another library's; its kind if it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -13,7 +13,7 @@ from hf_geosharp.symmetry.inputs import Recipe, call, recipe
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
-from hf_geosharp.tasks.models import Network
+from hf_geosharp.tasks.networks import Network
 
 if TYPE_CHECKING:
     import torch

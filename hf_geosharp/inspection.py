@@ -32,7 +32,7 @@ from hf_geosharp.symmetry.parameters import leaves, widened
 from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.tasks.columns import Columns
-from hf_geosharp.tasks.models import load_network
+from hf_geosharp.tasks.networks import load_network
 
 if TYPE_CHECKING:
     import torch
@@ -189,7 +189,7 @@ def inspect_pretrained(
         task: a task's name, if the class that the config names is not the one wanted.
         preset, verify, health, layouts, cached, progress: as for :func:`inspect`; ``progress`` is told of "load" too.
         device, dtype, revision, token, trust_remote_code, allow_missing: as for
-            :func:`hf_geosharp.tasks.models.load_network`.
+            :func:`hf_geosharp.tasks.networks.load_network`.
 
     Raises:
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
@@ -325,7 +325,7 @@ def _measured(
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     attention = any(p.kind in _ATTENTION for p in found.pairs)
-    sites = [site_report(s, shapes, verified) for s in (*found.pairs, *found.folds)]
+    sites = [site_report(s, shapes, verified) for s in (*found.pairs, *found.scales, *found.folds)]
     return Inspection(
         model={**identity, "parameters": held.parameters, "stored_dtypes": list(held.stored_dtypes)},
         preset=wanted.preset,

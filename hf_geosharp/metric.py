@@ -24,7 +24,7 @@ from hf_geosharp.errors import DataError, ModelError, UsageError
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
     from hf_geosharp.tasks.kinds import Task
-    from hf_geosharp.tasks.models import LoadedModel
+    from hf_geosharp.tasks.loaded import LoadedModel
 
 _DESCRIPTION = """\
 Geodesic sharpness (arXiv 2505.05409): how much the loss of a transformer can rise when its weights move by a given

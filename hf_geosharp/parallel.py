@@ -10,19 +10,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import pickle
 import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_geosharp import errors
-from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, WorldError
+from hf_geosharp.errors import GeosharpError, GeosharpWarning, UsageError, WorldError, first_line
+from hf_geosharp.launchers import is_initialised, join, launched_size
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +39,6 @@ _OFTEN = 0.2
 
 _SMALL = 1 << 18
 """Tensors of at most this many entries are summed together: each operation has its latency."""
-
-_LAUNCHERS = (
-    ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # torchrun, accelerate launch
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),  # srun
-    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-"""How launchers tell a process its world: size, rank, rank and number of processes on its machine."""
 
 _worlds = itertools.count()
 
@@ -84,18 +74,18 @@ class World:
             UsageError: a device that all processes would share.
             WorldError: the launcher's world and the one that is found differ, or not all ranks arrive in time.
         """
-        launched = _launched()
-        if launched is None and not _is_initialised():
+        launched = launched_size()
+        if launched is None and not is_initialised():
             return cls(timeout=timeout)
         if launched is not None and launched > 1 and re.fullmatch(r"(?!cpu)\w+:\d+", device):
             raise UsageError(
                 f"device is {device!r} for each of {launched} processes: they would share it. "
                 f"Pass {device.split(':')[0]!r}, and each takes its own."
             )
-        if not _is_initialised():
+        if not is_initialised():
             if launched == 1:
                 return cls(timeout=timeout)
-            _join(device, timeout)
+            join(device, timeout)
             world = cls._of_torch(launched, timeout)
             world._joined = True
             return world
@@ -106,7 +96,7 @@ class World:
         import torch.distributed as dist
         from torch.distributed.distributed_c10d import _get_default_store
 
-        found = dist.get_world_size() if _is_initialised() else 1
+        found = dist.get_world_size() if is_initialised() else 1
         if launched is not None and launched != found:
             raise WorldError(
                 f"the launcher started {launched} processes, but this one sees {found}: each would do and write "
@@ -274,7 +264,7 @@ class World:
             yield
         except RuntimeError as error:
             self.poll(now=True)
-            raise WorldError(f"{what} over {self.size} processes failed: {_first_line(error)}") from error
+            raise WorldError(f"{what} over {self.size} processes failed: {first_line(error)}") from error
 
     # ----------------------------------------------------------------------------------------- signs of life
 
@@ -412,7 +402,7 @@ class World:
         except (RuntimeError, OSError) as error:
             raise WorldError(
                 f"the other processes cannot be reached any more (rank 0 or the launcher has ended?): "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
 
 
@@ -462,65 +452,6 @@ class Deal:
             return int(self._world._store.add(f"{self._prefix}/{key}", 1)) - 1
 
 
-def _launched() -> int | None:
-    """How many processes a launcher says it started; None without one. Sets what torch wants to know in any case.
-
-    Raises:
-        WorldError: a size without a rank, or no numbers.
-    """
-    for names in _LAUNCHERS:
-        size, rank, local_rank, local_size = (os.environ.get(name) for name in names)
-        if size is None:
-            continue
-        if rank is None:
-            if names is not _LAUNCHERS[0]:
-                continue
-            if size == "1":
-                return None
-            raise WorldError(
-                f"WORLD_SIZE is {size}, but RANK is not set: no launcher started this process. Start it with "
-                "accelerate launch or torchrun, or unset WORLD_SIZE"
-            )
-        values = (size, rank, local_rank or "0", re.split(r"\D", local_size or size)[0])
-        if not all(v.isdigit() for v in values):
-            raise WorldError(f"{', '.join(names)} are {values}; they have to be numbers")
-        if int(size) > 1:
-            for name, value in zip(_LAUNCHERS[0], values, strict=True):
-                os.environ.setdefault(name, value)
-            os.environ.setdefault("MASTER_ADDR", _first_host())
-            os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", 9500)) % 20000))
-        return int(size)
-    return None
-
-
-def _first_host() -> str:
-    """The machine of rank 0: the first of SLURM's list (``node[03-07,9],other``), or this one."""
-    match = re.match(r"([^,\[]+)(?:\[([^],-]+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
-    return f"{match[1]}{match[2] or ''}" if match else "127.0.0.1"
-
-
-def _is_initialised() -> bool:
-    # Where nobody has imported it nobody has initialised it; importing it takes seconds.
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
-
-
-def _join(device: str, timeout: float) -> None:
-    import torch
-    from accelerate import PartialState
-
-    on_gpu = torch.cuda.is_available() if device == "auto" else device.split(":")[0] not in ("cpu", "mps")
-    try:
-        # Without cpu=True Accelerate sees a world of one where there is no GPU.
-        PartialState(cpu=not on_gpu, timeout=timedelta(seconds=timeout))
-    except (RuntimeError, ValueError) as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        raise WorldError(
-            f"the {os.environ.get('WORLD_SIZE')} processes that the launcher announced did not all meet at {where} "
-            f"within {timeout:g} s: {_first_line(error)}"
-        ) from error
-
-
 def _is_large(tensor: Tensor) -> bool:
     return tensor.numel() > _SMALL and tensor.is_contiguous()
 
@@ -551,7 +482,3 @@ def _of_peer(failure: Mapping[str, Any], otherwise: type[Exception] = WorldError
 def _worded(state: Any) -> str:
     """A state that a rank told, in words."""
     return ", ".join(f"{k} {v}" for k, v in state.items()) if isinstance(state, Mapping) else str(state)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

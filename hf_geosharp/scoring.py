@@ -15,6 +15,7 @@ from hf_geosharp.parallel import TIMEOUT, World
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.journal import digest_batches
+from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.selection import movable
@@ -23,8 +24,9 @@ from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, task_of_model
+from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
-from hf_geosharp.tasks.models import LoadedModel, load_model
+from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare_loaded
 
 if TYPE_CHECKING:
@@ -142,7 +144,7 @@ def score(
         )  # fmt: skip
         content = _content(batches) if world.size > 1 or output is not None else None
         if labels == "model":
-            with borrow(model, wide, movable(model, params)):
+            with full_float32(), borrow(model, wide, movable(model, params)):
                 batches = attach_model_targets(model, batches, task)
             loss = kl_to_model
             data_identity = {**data_identity, "labels": "model"}

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import hf_geosharp
+from benchmarks import tiny
 from hf_geosharp import demos, inspection
 from hf_geosharp.errors import (
     DataError,
@@ -598,3 +599,13 @@ def test_an_inspection_that_was_kept_says_nothing_of_where_its_model_was_from(
     # And the other way round.
     assert inspect_pretrained(folder, device="cpu").model == named.model
     assert len(proofs) == 2
+
+
+def test_units_behind_a_squared_relu_are_shown_with_what_they_move() -> None:
+    result = inspect(tiny.build("nemotron"), health=False)
+    units = [s for s in result.sites if s.kind == "mlp"]
+    assert [s.module for s in units] == ["layers.0.mlp", "layers.1.mlp"]
+    assert {(s.group, s.dim, s.status) for s in units} == {("GL(1)+", 1, "holds")}
+    assert all(s.total_dim == s.copies and {part.factor for part in s.slices} == {"g", "h"} for s in units)
+    totals = result.totals
+    assert totals.symmetry_dim == sum(totals.by_kind.values()) == sum(s.total_dim for s in result.sites)

@@ -28,16 +28,11 @@ from tests.worlds import finished
 HERE = "tests.test_parallel"
 launch, results = partial(worlds.launch, module=HERE), partial(worlds.results, module=HERE)
 
-LAUNCHERS = [name for names in parallel._LAUNCHERS for name in names]
-
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "_GRACE", 0.5)
-    for name in (*LAUNCHERS, "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"):
-        # Set first, so that what the code sets is taken back too.
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    worlds.without_launcher(monkeypatch)
 
 
 # --------------------------------------------------------------------------------- a world of threads around one store
@@ -271,9 +266,11 @@ def test_a_search_for_symmetries_that_takes_long_is_waited_for(monkeypatch: pyte
 
     monkeypatch.setattr(proof, "find_symmetries", slow)
     options: dict[str, Any] = {"steps": 1, "reproducibility": False}
+    # Made here: threads that import a part of transformers at the same time may find half of it.
+    given = [(bert(), bert_batches(2)) for _ in range(2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = in_threads(2, lambda world: score(bert(), bert_batches(2), world=world, **options), timeout=0.7)
+        found = in_threads(2, lambda world: score(*given[world.rank], world=world, **options), timeout=0.7)
     assert found[0].per_batch == found[1].per_batch
 
 
@@ -332,33 +329,11 @@ def test_without_a_launcher_nothing_is_initialised() -> None:
     assert world.gather(3) == [3]
 
 
-@pytest.mark.parametrize("rank", ["0", None])
-def test_a_launcher_of_one_process_is_no_world(monkeypatch: pytest.MonkeyPatch, rank: str | None) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    if rank:
-        monkeypatch.setenv("RANK", rank)
-    assert World.find().size == 1
-    assert not dist.is_initialized()
-
-
-def test_a_size_without_a_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(WorldError, match=r"WORLD_SIZE is 2, but RANK is not set.*unset WORLD_SIZE"):
-        World.find()
-
-
-def test_a_size_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(WorldError, match="have to be numbers"):
-        World.find()
-
-
 def test_processes_that_each_see_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     # As Accelerate does when it is told nothing on a machine without a GPU, or was used before.
-    monkeypatch.setattr(parallel, "_join", lambda *_: None)
+    monkeypatch.setattr(parallel, "join", lambda *_: None)
     with pytest.raises(WorldError, match="the launcher started 2 processes, but this one sees 1"):
         World.find()
 
@@ -368,26 +343,6 @@ def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match=r"'cuda:1' for each of 2 processes.*Pass 'cuda'"):
         World.find("cuda:1")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [("node[03-07,9],other", "node03"), ("gpu-a,gpu-b", "gpu-a"), ("n[1,3]", "n1"), ("one", "one"), ("", "127.0.0.1")],
-)
-def test_a_slurm_step_is_a_world(monkeypatch: pytest.MonkeyPatch, hosts: str, first: str) -> None:
-    step = {"STEP_NUM_TASKS": "8", "PROCID": "5", "LOCALID": "1", "STEP_TASKS_PER_NODE": "4(x2)", "JOB_ID": "70123"}
-    for name, value in (step | {"STEP_NODELIST": hosts}).items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    assert parallel._launched() == 8
-    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    assert [os.environ[name] for name in names] == ["8", "5", "1", "4", first, "30123"]
-
-
-def test_a_launcher_inside_a_slurm_step_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "WORLD_SIZE": "8", "RANK": "6"}.items():
-        monkeypatch.setenv(name, value)
-    assert parallel._launched() == 8
-    assert os.environ["RANK"] == "6"
 
 
 # --------------------------------------------------------------------------------------------------- real processes
@@ -559,14 +514,3 @@ def test_a_rank_that_dies_or_hangs_ends_the_others_with_a_message(how: str) -> N
         finished(processes[:1])
         processes[1].kill()
         processes[1].communicate()
-
-
-def waiting() -> None:
-    World.find("cpu", timeout=4.0)
-
-
-@pytest.mark.slow
-def test_a_world_that_does_not_come_together_is_given_up() -> None:
-    ((code, _, err),) = finished(launch(2, "waiting", ranks=range(1)))
-    assert code == 1
-    assert "WorldError: the 2 processes that the launcher announced did not all meet at 127.0.0.1:" in err

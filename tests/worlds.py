@@ -21,6 +21,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
+from hf_geosharp.launchers import LAUNCHERS
+
 ROOT = Path(__file__).parents[1]
 ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """One thread a process: also needed for forking."""
@@ -107,6 +111,15 @@ def variables(rank: int, size: int, port: int) -> dict[str, str]:
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **ALONE,
     }  # fmt: skip
+
+
+def without_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launchers set is not set, and what the code sets of it is taken back."""
+    names = [name for names in LAUNCHERS for name in names]
+    for name in (*names, "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_ID"):
+        # Set first, so that what the code sets is taken back too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def launch(size: int, function: str, *arguments: str, module: str, ranks: range | None = None) -> list[Rank]:

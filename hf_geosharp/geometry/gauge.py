@@ -94,7 +94,7 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bo
         left, right = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (left, right))
     keep = (s > cutoff * s[..., :1]) & (s > torch.finfo(s.dtype).tiny)
     s = torch.where(keep, s, 0.0)
-    phase = _leading_phase(frame_g)
+    phase = leading_phase(frame_g)
     frame_g = frame_g * (phase * keep).unsqueeze(-2)
     frame_h = frame_h * (phase * keep).unsqueeze(-2)
     scale = torch.where(keep, s, 1.0).rsqrt() * keep
@@ -110,7 +110,7 @@ def _canonical_column(g: Tensor, h: Tensor, positive: bool) -> Canonical:
     s = norm_g * norm_h
     keep = s > torch.finfo(s.dtype).tiny
     safe_g, safe_h = torch.where(keep, norm_g, 1.0), torch.where(keep, norm_h, 1.0)
-    phase = (torch.ones_like(_leading_phase(g)) if positive else _leading_phase(g)) * keep
+    phase = (torch.ones_like(leading_phase(g)) if positive else leading_phase(g)) * keep
     frame_g = g * (phase / safe_g).unsqueeze(-2)
     frame_h = h * (phase / safe_h).unsqueeze(-2)
     ratio = (safe_g / safe_h).sqrt()
@@ -119,7 +119,7 @@ def _canonical_column(g: Tensor, h: Tensor, positive: bool) -> Canonical:
     return Canonical(frame_g, frame_h, torch.where(keep, s, 0.0), transform, inverse)
 
 
-def _leading_phase(x: Tensor) -> Tensor:
+def leading_phase(x: Tensor) -> Tensor:
     """(copies, d): the unit number that turns the largest entry of each column of x (copies, N, d) real positive."""
     index = x.abs().argmax(dim=-2, keepdim=True)
     lead = x.gather(-2, index).squeeze(-2)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry import geodesics
-from hf_geosharp.geometry.gauge import Canonical, act, canonical
+from hf_geosharp.geometry.gauge import Canonical, act, canonical, leading_phase
 from hf_geosharp.geometry.geodesics import Acceleration, Grams, Pairwise
 
 Order = Literal["first", "second", "exact"]
@@ -363,8 +363,9 @@ class FactorFrame(PairFrame):
     """The frame where only isometries are left of GL(d): each factor by itself, in the inv metric, with no gauge.
 
     inv is invariant under all of GL(d) acting on one factor, so a basis in which that factor is orthonormal is as good
-    as any: with G = Q R, everything happens at Q, and the end point goes back through R. Nothing is projected away; the
-    worst case does not need it.
+    as any: with G = Q R, everything happens at Q, and the end point goes back through R. Q has the left singular vectors,
+    each with its largest entry real and positive, which are the same for all pairs of an orbit: random directions are
+    drawn there. Nothing is projected away; the worst case does not need it.
     """
 
     def __init__(self, g: Tensor, h: Tensor, dtype: torch.dtype, *, cutoff: float) -> None:
@@ -377,8 +378,9 @@ class FactorFrame(PairFrame):
                 u, s = torch.nn.functional.pad(u, (0, pad)), torch.nn.functional.pad(s, (0, pad))
                 vh = torch.nn.functional.pad(vh, (0, 0, 0, pad))
             kept = (s > cutoff * s[..., :1]) & (s > torch.finfo(s.dtype).tiny)
-            frames.append(u * kept.unsqueeze(-2))
-            self._through.append((s.unsqueeze(-1) * vh).to(dtype))
+            phase = leading_phase(u)
+            frames.append(u * (phase * kept).unsqueeze(-2))
+            self._through.append(((s * phase.conj()).unsqueeze(-1) * vh).to(dtype))
             self._mask.append(kept)
         ones = torch.ones(g.shape[0], g.shape[-1], dtype=torch.float64, device=g.device)
         none = ones.new_empty(0)

@@ -15,8 +15,8 @@ from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
 from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
 from hf_geosharp.tasks.labels import label_rule
+from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
-from hf_geosharp.tasks.models import LoadedModel
 from hf_geosharp.tasks.validate import check_batches
 
 if TYPE_CHECKING:
@@ -165,6 +165,10 @@ def _find(model: Any, task: Task | str | None) -> Task | None:
 
 
 def _check_sizes(samples: int, batch_size: int) -> None:
+    from hf_geosharp.sharpness.settings import whole
+
+    for name, value in (("samples", samples), ("batch_size", batch_size)):
+        whole(name, value)
     if batch_size < 1 or samples < 1:
         raise UsageError(f"--samples ({samples}) and --batch-size ({batch_size}) must be at least 1.")
 

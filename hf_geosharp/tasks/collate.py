@@ -65,6 +65,9 @@ def tidy(tensor: torch.Tensor, floating: torch.dtype | None = None) -> torch.Ten
     """The tensor on the CPU, whole numbers (and booleans) as int64, others as float32 or what is asked for."""
     import torch
 
+    if tensor.is_inference():
+        # Autograd cannot keep what was made in inference mode.
+        tensor = tensor.clone()
     if tensor.is_complex():
         return tensor.detach().cpu()
     wanted = (floating or torch.float32) if tensor.is_floating_point() else torch.int64

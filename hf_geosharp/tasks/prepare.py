@@ -12,8 +12,9 @@ from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
 from hf_geosharp.tasks.kinds import Task
+from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
-from hf_geosharp.tasks.models import LoadedModel, load_model
+from hf_geosharp.tasks.models import load_model
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,16 @@ def check_batches(batches: Sequence[Mapping[str, torch.Tensor]], model: Any) -> 
         if words is not None and "input_ids" in batch:
             _check_range(batch["input_ids"], words, f"batch {number}", "input_ids", "the model's vocabulary")
         if "labels" in batch:
+            _check_rows(batch, number)
             _check_labels(batch["labels"], model, number)
+
+
+def _check_rows(batch: Mapping[str, torch.Tensor], number: int) -> None:
+    """Tokens and labels are of the same samples. Other inputs may be counted otherwise, as patches of images are."""
+    rows = {key: len(batch[key]) for key in ("input_ids", "labels") if key in batch and batch[key].ndim}
+    if len(set(rows.values())) > 1:
+        counts = " and ".join(f"{key!r} {count}" for key, count in rows.items())
+        raise DataError(f"batch {number} has rows of different numbers of samples: {counts}")
 
 
 def _check_labels(labels: torch.Tensor, model: Any, number: int) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.gauge import act
-from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, Metric, Tensors
+from hf_geosharp.geometry.geodesics import Pairwise, integrate_to_tolerance
+from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, FactorFrame, Metric, Tensors
 from tests.oracles import pair_formulas as oracle
 
 COPIES = 3
@@ -265,3 +266,38 @@ def test_single_precision(case: Case, order: str) -> None:
     pulled = end.pullback(tuple(covector))
     assert distance(pulled, end64.pullback(wide[2])) < 1e-5
     assert distance(frame.horizontal(pulled), pulled) < 1e-5
+
+
+# ----------------------------------------------------------------------------------------------------------- isometries
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_where_rotations_are_left_the_frame_is_that_of_the_orbit(complex_: bool, d: int) -> None:
+    """Random directions are drawn in it: they are the same for all pairs of an orbit."""
+    case = Case("inv", complex_, d)
+    g, h = case.tensors(seed=1)
+    rotation = torch.linalg.qr(case.element(seed=2, cond=10.0))[0]
+    if d == 1:
+        rotation = rotation * (torch.exp(torch.tensor(0.7j)) if complex_ else -1.0)
+    frame = FactorFrame(g, h, g.dtype, cutoff=1e-12)
+    turned = FactorFrame(g @ rotation, h @ rotation, g.dtype, cutoff=1e-12)
+    u = case.tensors(seed=3)
+    for mine, other in zip(frame.q, turned.q, strict=True):
+        torch.testing.assert_close(other, mine, rtol=1e-10, atol=1e-10)
+    for order in ORDERS:
+        for end, there in zip(frame.geodesic(u, order).point, turned.geodesic(u, order).point, strict=True):
+            torch.testing.assert_close(there, end @ rotation, rtol=1e-10, atol=1e-10)
+    start = frame.geodesic(tuple(torch.zeros_like(x) for x in u), "first").point
+    for x, wanted in zip(start, (g, h), strict=True):
+        torch.testing.assert_close(x, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_an_exact_geodesic_that_loses_rank_on_its_way_is_an_arithmetic_error() -> None:
+    def singular(c: Pairwise, v: Pairwise) -> Pairwise:
+        zero = torch.zeros(1, 2, 2, dtype=torch.float64)
+        return torch.linalg.solve(zero, c[0][:, :2]), v[1]
+
+    c = torch.ones(1, 4, 2, dtype=torch.float64)
+    with pytest.raises(ArithmeticError, match="radius is too large"):
+        integrate_to_tolerance(singular, (c, c), (c, c), 1e-9)

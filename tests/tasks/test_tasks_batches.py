@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.kinds import find_task
+from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model, model_inputs
-from hf_geosharp.tasks.models import LoadedModel, load_model
+from hf_geosharp.tasks.models import load_model
 from tests.tasks.tiny import bert_config, make_images, make_tokenizer
 
 TEXTS = datasets.Dataset.from_dict({"text": ["good film", "a bad plot", "the cast is fun"] * 4, "label": [0, 1, 0] * 4})
@@ -107,6 +108,44 @@ def test_keys_for_the_loss_only(model):
         batches_from([batch(weights=torch.ones(4))], model)
 
 
+def test_labels_win_over_a_column_that_is_only_called_like_them(model):
+    """As where a data set of a language model keeps the class of its texts."""
+    for order in (["label", "labels"], ["labels", "label"]):
+        rows = datasets.Dataset.from_dict(
+            {"input_ids": [[1, 2, 3]] * 4} | {name: [name == "labels"] * 4 for name in order}
+        )
+        (one,), identity = batches_from(rows, model, samples=4, batch_size=4)
+        assert one["labels"].tolist() == [1, 1, 1, 1]
+        assert "label" not in identity["columns"]["encoded"]
+
+
+def test_fractions_have_the_dtype_that_will_be_computed_in(model):
+    weights = {"_weights": torch.ones(4, dtype=torch.float32)}
+    assert batches_from([batch(**weights)], model, floating=torch.float64)[0][0]["_weights"].dtype == torch.float64
+
+
+def test_tensors_of_inference_mode_can_be_differentiated_through(model):
+    with torch.inference_mode():
+        made = batch()
+    (one,), _ = batches_from([made], model)
+    model(**one).loss.backward()
+    model.zero_grad()
+
+
+def test_a_loss_that_is_not_about_the_next_token_is_refused_for_texts():
+    """Labels made from a text would be the very tokens that the model reads."""
+    from transformers import BartConfig, BartForCausalLM
+
+    sizes = {"vocab_size": 22, "d_model": 8, "max_position_embeddings": 16}
+    sides = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    decoder = BartForCausalLM(BartConfig(**sizes, **sides, encoder_ffn_dim=8, decoder_ffn_dim=8))
+    texts, tokenizer = TEXTS.select_columns(["text"]), make_tokenizer()
+    with pytest.raises(ModelError, match="BartForCausalLM compares its output at a position with the label there"):
+        batches_from(texts, decoder, processor=tokenizer, **SIZES)
+    assert len(batches_from(texts, decoder, processor=tokenizer, with_labels=False, **SIZES)[0]) == 3
+    assert decoder.training
+
+
 @pytest.mark.parametrize(
     ("changes", "culprit"),
     [
@@ -116,6 +155,8 @@ def test_keys_for_the_loss_only(model):
         ({"labels": torch.tensor([0, float("nan"), 2, 0])}, "NaN"),
         ({"input_ids": torch.full((4, 3), 22)}, r"input_ids hold 22 .*0 to 21"),
         ({"input_ids": ["good"] * 4}, "'input_ids' is a list"),
+        ({"labels": torch.tensor([0, 1])}, "different numbers of samples: 'input_ids' 4 and 'labels' 2"),
+        ({"label": torch.tensor([1, 1, 1, 1])}, "takes no 'label'"),
     ],
 )
 def test_bad_batches(model, changes, culprit):

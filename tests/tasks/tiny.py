@@ -1,4 +1,4 @@
-"""Builders of tiny models, tokenizers and rows."""
+"""Builders of tiny models, tokenizers and rows; and what loads them."""
 
 from __future__ import annotations
 
@@ -69,6 +69,12 @@ def save(model, folder, processor=None):
     if processor is not None:
         processor.save_pretrained(folder)
     return folder
+
+
+def load(folder, **options):
+    from hf_geosharp.tasks.models import load_model
+
+    return load_model(folder, **{"device": "cpu", **options})
 
 
 def edit_config(folder, **changes):

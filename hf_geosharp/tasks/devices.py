@@ -1,0 +1,29 @@
+"""The device that a model is put on, by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hf_geosharp.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; for ``"auto"`` a GPU if there is one.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"There is no device {name!r}: pass auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"There is no device {name!r} here ({torch.cuda.device_count()} GPUs): pass auto or cpu.")
+    return device

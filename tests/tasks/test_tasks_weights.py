@@ -1,0 +1,34 @@
+"""Weights: all of them present and of the right shape; else a message that names what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_geosharp.errors import GeosharpWarning, ModelError
+from tests.tasks.tiny import edit_config, load
+
+
+def test_a_folder_without_weights(bert_folder):
+    (bert_folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no weights.*safetensors"):
+        load(bert_folder)
+
+
+def test_a_broken_weight_file(bert_folder):
+    (bert_folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ModelError, match="does not load"):
+        load(bert_folder)
+
+
+def test_a_missing_head_is_an_error_unless_allowed(mlm_folder):
+    with pytest.raises(ModelError, match=r"classifier\.weight.*allow_missing"):
+        load(mlm_folder, task="text-classification")
+    with pytest.warns(GeosharpWarning, match=r"classifier\.weight"):
+        loaded = load(mlm_folder, task="text-classification", allow_missing=True)
+    assert "classifier.weight" in loaded.identity["missing"]
+
+
+def test_weights_that_do_not_fit_the_config(bert_folder):
+    edit_config(bert_folder, id2label={str(i): str(i) for i in range(5)}, label2id={str(i): i for i in range(5)})
+    with pytest.raises(ModelError, match=r"shapes.*classifier\.bias"):
+        load(bert_folder)
