@@ -19,6 +19,7 @@ _TOP_PARTS = 12
 # The first of these that an identity has is its name; the rest follows.
 _NAMES = ("id", "name", "path", "data")
 _LONGEST = 60
+_NARROWEST = 40
 
 
 def show(result: SharpnessResult) -> None:
@@ -27,6 +28,8 @@ def show(result: SharpnessResult) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     console = Console()
+    # Below this the values would be left out rather than wrapped.
+    console.width = max(console.width, _NARROWEST)
     console.print(table(result, plus_minus="±" if console.encoding.startswith("utf") else "+/-"))
 
 

@@ -383,7 +383,7 @@ def _read_table(path: Path, column: str | None) -> tuple[dict[str, float], str]:
     for row in reader:
         where = f"{path}, line {reader.line_num}"
         model, held = (row[_MODEL_COLUMN] or "").strip(), (row[chosen] or "").strip()
-        if row.get(None):  # type: ignore[call-overload]
+        if row.get(None):
             raise DataError(f"{where}: more cells than columns; a number is written with a point, not with a comma")
         if not model:
             raise DataError(f"{where}: no model")

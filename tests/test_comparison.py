@@ -196,6 +196,15 @@ def test_results_from_files_and_folders(tmp_path: Path) -> None:
         read_results([tmp_path / "nan.json"])
 
 
+@pytest.mark.parametrize("odd", ["\x1b[31mred", "a\x00b", "half \ud800"])
+def test_what_a_terminal_or_a_page_could_take_amiss_is_no_result(tmp_path: Path, odd: str) -> None:
+    for place, changes in enumerate(({"model": {"id": odd}}, {"warnings": [odd]}, {"baselines": {odd: 1.0}})):
+        file = tmp_path / f"{place}.json"
+        file.write_text(json.dumps(result_of("m", [1.0, 2.0], **changes).to_dict()))
+        with pytest.raises(DataError, match=r"holds a character that no text has: '"):
+            read_results([file])
+
+
 def test_names_tell_results_apart() -> None:
     def names(*items: Named) -> list[str]:
         return [item.name for item in named(items)]

@@ -175,6 +175,7 @@ def test_tables(tmp_path: Path) -> None:
         ("model,x\na,1\na,2\n", None, "line 3: a is there twice"),
         ("model,x\n,1\n", None, "line 2: no model"),
         ("model,x\na\n", None, "x of a is ''"),
+        ("model,x\na,1,5\n", None, "line 2: more cells than columns"),
         ("model,x\n", None, "has no rows"),
         ("", None, "its columns are none"),
     ],

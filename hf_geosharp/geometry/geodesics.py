@@ -199,7 +199,7 @@ def integrate_to_tolerance(acceleration: Acceleration, c: Pairwise, v: Pairwise,
         while steps <= MAX_STEPS:
             try:
                 end = integrate(acceleration, c, v, steps)
-            except torch.linalg.LinAlgError:
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 # On its way a factor lost rank: with shorter steps it may not.
                 steps, last = 2 * steps, None
                 continue

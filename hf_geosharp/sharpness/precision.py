@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 _Switch = tuple[Callable[[], Any], Callable[[Any], None], Any]
 """How it is read, how it is set, and the value that forbids rounding."""
@@ -37,7 +39,7 @@ def _of(owner: Any, name: str, value: Any) -> _Switch:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """TF32 and bfloat16 inside float32 products and convolutions are off meanwhile, and as they were afterwards."""
+    """TF32 and bfloat16 inside float32 products, and autocast, are off meanwhile, and as they were afterwards."""
     before = []
     for read, put, value in _switches():
         try:
@@ -48,7 +50,10 @@ def full_float32() -> Iterator[None]:
     try:
         for put, _, value in before:
             put(value)
-        yield
+        with ExitStack() as stack:
+            for device in filter(torch.is_autocast_enabled, _DEVICES):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
     finally:
         for put, found, _ in before:
             put(found)

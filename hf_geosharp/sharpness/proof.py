@@ -15,7 +15,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.notes import Notes
-from hf_geosharp.sharpness.parts import Batch, rows, samples
+from hf_geosharp.sharpness.parts import Batch, excerpt, samples
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
 from hf_geosharp.sharpness.settings import DEFAULT_RHO, Settings
@@ -122,11 +122,11 @@ class Proof:
         return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
 
     def _examples(self, device: torch.device) -> list[dict[str, Any]]:
-        """Two small inputs out of the data: the first and the last samples of the first batch."""
+        """Two inputs out of the data: the first and the last samples of the first batch, or all if it has no parts."""
         batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batches[0].items()}
         n = samples(batch)
         size = max(1, min(4, n // 2))
-        return [rows(batch, 0, size), rows(batch, n - size, n)]
+        return [excerpt(batch, 0, size), excerpt(batch, n - size, n)]
 
     def _wide_copy(self) -> nn.Module:
         """A float64 copy of the model to prove symmetries on, or the model itself where that is too large."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, Order
@@ -22,6 +23,18 @@ ASCENTS = {"secant": secant, "apgd": auto_pgd}
 
 SHARDS = ("batches", "samples")
 ON_NAN = ("stop", "skip")
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of any kind, such as NumPy's, as Python's own.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; it is a whole number") from None
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,10 @@ class Settings:
     """The loss has a minimum at the model's own weights by construction."""
 
     def __post_init__(self) -> None:
+        for name in ("steps", "seed", "micro_batch"):
+            number = getattr(self, name)
+            if number is not None and not isinstance(number, str):
+                object.__setattr__(self, name, whole(name, number))
         for name, value, known in (
             ("metric", self.metric, tuple(METRICS)),
             ("geodesic", self.geodesic, (None, *ORDERS)),
@@ -72,6 +89,8 @@ class Settings:
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
         if self.steps < 1:
             raise UsageError(f"steps is {self.steps}; at least 1 is needed")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"seed is {self.seed}; it lies between 0 and {2**32 - 1}")
         if isinstance(self.micro_batch, str) and self.micro_batch != "auto":
             raise UsageError(f"micro_batch is {self.micro_batch!r}; it is a number or 'auto'")
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:

@@ -121,3 +121,13 @@ def test_stream_that_cannot_show_the_signs(result_with: Make, monkeypatch: pytes
     sys.stdout.flush()
     assert b"0.0123457 +/- 0.00045" in raw.getvalue()
     assert b"mod?le" in raw.getvalue()
+
+
+def test_no_value_is_left_out_however_narrow_the_terminal(
+    result_with: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "5")
+    render.show(result_with(baselines={"adaptive": 0.5}))
+    text = "".join(capsys.readouterr().out.split())
+    for value in ("demo:digits-vit", "0.250000nats", "0.500000", "42forwards,40backwards,3.2s"):
+        assert value in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -169,10 +170,20 @@ def test_data_of_another_kind_are_refused(model: Any) -> None:
         ({"labels": "none"}, "labels is 'none'"),
         ({"labels": "model", "loss": lambda outputs, batch: outputs.logits.sum()}, "not both"),
         ({"samples": 0}, "samples"),
+        ({"steps": 2.0}, "steps is 2.0; it is a whole number"),
+        ({"seed": -1}, "seed is -1; it lies between 0 and"),
+        ({"batch_size": 1.5}, "batch_size is 1.5; it is a whole number"),
     ],
 )
 def test_an_option_out_of_range_is_named(model: Any, options: dict[str, Any], message: str) -> None:
     refused(model, bert_batches(), UsageError, message, **options)
+
+
+def test_whole_numbers_may_be_those_of_numpy() -> None:
+    options = {"steps": np.int64(2), "seed": np.int64(1), "micro_batch": np.int32(3)}
+    result = score(bert(), bert_batches(1), reproducibility=False, **options)
+    assert (result.steps, result.seed) == (2, 1)
+    assert json.loads(result.to_json())["seed"] == 1
 
 
 @pytest.mark.parametrize("rho", [torch.tensor(0.1), torch.tensor([0.1]), np.float32(0.1), [0.1], (0.1,)])

@@ -247,3 +247,13 @@ def test_the_older_switches_can_be_read_meanwhile_and_are_back_afterwards(precis
         assert older() == before
     finally:
         torch.set_float32_matmul_precision(usual)
+
+
+def test_autocast_around_a_score_does_not_change_it() -> None:
+    model, data = bert(), bert_batches(1)
+    for labels in ("data", "model"):
+        plain = score(model, data, steps=3, labels=labels, reproducibility=False)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            around = score(model, data, steps=3, labels=labels, reproducibility=False)
+            assert torch.is_autocast_enabled("cpu")
+        assert timeless(around) == timeless(plain)

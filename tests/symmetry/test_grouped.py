@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from benchmarks import tiny
+from hf_geosharp import score
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
-from hf_geosharp.symmetry.inputs import synthetic
+from hf_geosharp.symmetry.inputs import call, synthetic
 from hf_geosharp.symmetry.probe import Widened
 from hf_geosharp.symmetry.verify import verify
 
@@ -56,3 +57,13 @@ def test_hidden_units_of_experts_are_found(type_: str) -> None:
     assert all(p.group.dim == 1 for p in units)
     proof = verify(model, found, [batch], each=True)
     assert {c.status for c in proof.claims} == {"holds"}
+
+
+def test_a_model_of_experts_is_scored_in_double_precision() -> None:
+    """torch's own product of groups knows single and half precision only."""
+    model = tiny.build("mixtral", dtype=torch.float32, _class="MixtralForCausalLM")
+    batch = dict(synthetic(model))
+    batch["labels"] = batch["input_ids"]
+    narrow, wide = (score(model, [batch], steps=3, dtype=dtype) for dtype in ("float32", "float64"))
+    assert wide.geodesic_sharpness == pytest.approx(narrow.geodesic_sharpness, rel=1e-3)
+    assert call(model.double(), batch).logits.dtype == torch.float64

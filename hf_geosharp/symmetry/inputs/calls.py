@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_geosharp.symmetry.grouped import in_double_precision
+
 
 def without_adapter(model: nn.Module) -> nn.Module:
     """The model that an adapter's wrapper (PEFT's) hands everything on to; a model without one is itself."""
@@ -16,11 +18,12 @@ def without_adapter(model: nn.Module) -> nn.Module:
 
 
 def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:
-    """Runs a model on a batch as the score does: private keys left out, no cache kept."""
+    """Runs a model on a batch as the score does: private keys left out, no cache kept, experts in any precision."""
     inputs = {k: v for k, v in batch.items() if not k.startswith("_")}
     if "use_cache" in inspect.signature(without_adapter(model).forward).parameters:
         inputs.setdefault("use_cache", False)
-    return model(**inputs)
+    with in_double_precision(model):
+        return model(**inputs)
 
 
 _INSIDE = ("hidden_states", "encoder_last_hidden_state", "encoder_hidden_states", "decoder_hidden_states")
