@@ -9,7 +9,8 @@ exactly. B explains how the gradient changed over the last step that raised the 
 formula, with a curvature added across the step), or is nothing where the loss at the other end of that step shows that
 it is far from quadratic along it. Without B and σ the next point is that of the fixed point, ρ g/‖g‖. σ keeps steps
 from overshooting: where a point turns out lower it is raised until m would have been exact there, and it falls while m
-keeps its word.
+keeps its word. As σ falls the maximum may leap across the ball, to where nothing is known; so no step is much longer
+than the last one that raised the loss, or as long as one that did not.
 
 A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
 (c, g, the last step and the change of the gradient over it). A point is handed to whoever evaluates it and made once
@@ -19,7 +20,7 @@ more, from the same four, if it turns out to be wanted; in a large space it is n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,8 +44,20 @@ SAME = 1e-9
 RELEASE = 0.5
 """Factor of σ after a step that raised the loss."""
 
-FORGET = 0.8
-"""Factor of the largest σ that did not suffice, with each step that raised the loss; σ does not fall below it."""
+GROW = 3.0
+"""How many times as long as the last step that raised the loss the next one may be."""
+
+SHRINK = 0.5
+"""How many times as long as the last step, if that did not raise the loss."""
+
+SURE = 0.1
+"""Share of TOLERANCE that the next step may promise where one small step is enough to end the climb."""
+
+HALVINGS = 30
+"""Of an interval of σ, to find the step that is not too long."""
+
+NEWTON = 50
+"""Newton steps at most, which rise to the root; a few are enough."""
 
 KEPT = 1 << 22
 """Coordinates of a space up to which the point that is evaluated is kept meanwhile: it takes less time."""
@@ -53,10 +66,15 @@ KEPT = 1 << 22
 def settled(rises: Sequence[float], promise: float, noise: float) -> bool:
     """Whether the last two steps brought, and the next one promises, at most TOLERANCE of the rise (or rounding).
 
-    ``rises`` is the best rise before the first step and after each one.
+    The last step alone will do if it raised the loss and the next one promises but SURE of that. ``rises`` is the best
+    rise before the first step and after each one.
     """
-    least = max(TOLERANCE * abs(rises[-1]), noise)
-    return len(rises) > 3 and rises[-1] - rises[-3] <= least and promise <= least
+    if len(rises) <= 3:
+        return False
+    least, next_to_nothing = (max(share * abs(rises[-1]), noise) for share in (TOLERANCE, SURE * TOLERANCE))
+    if 0 < rises[-1] - rises[-2] <= least and promise <= next_to_nothing:
+        return True
+    return rises[-1] - rises[-3] <= least and promise <= least
 
 
 def secant(
@@ -152,7 +170,9 @@ class _Walk:
         self._inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
         self._reach = self._inside
         self._last: _Step | None = None
-        self._sigma = self._failed = 0.0
+        self._sigma = 0.0
+        self._longest = math.inf
+        """How long the next step may be."""
         self._model: _Model | None = None
         """Of what is known now; None until it is asked for."""
         self._plan = torch.empty(0)
@@ -168,14 +188,22 @@ class _Walk:
         return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
 
     def plan(self) -> float:
-        """Finds where the model is largest; returns what it promises there."""
+        """Finds where to go; returns what the model promises at its maximum, also where that is too far for a step.
+
+        For a climb has not settled because its steps are short.
+        """
         if self.lost:
             return 0.0
         if self._model is None:
             self._model = self._modelled((), (self.u, self.g))
-        self._plan = self._model.largest(self._sigma, self.rho)
-        self._promised, self._length = self._model.gain(self._plan)
-        return self._promised - self._sigma * self._length**2 / 2
+        plan = self._model.largest(self._sigma, self.rho)
+        gain, length = self._model.gain(plan)
+        promise = gain - self._sigma * length**2 / 2
+        if length > self._longest:
+            plan = self._model.within(self._longest, self._sigma, self.rho)
+            gain, length = self._model.gain(plan)
+        self._plan, self._promised, self._length = plan, gain, length
+        return promise
 
     def next(self, promise: float, generator: torch.Generator) -> Vector | None:
         """The planned point; None if it promises nothing, unless that is because nothing is known yet."""
@@ -218,19 +246,19 @@ class _Walk:
         if not good:
             # Nothing is known but that this was too far.
             self._reach /= 2
-            self._failed = max(self._failed, self._sigma)
+            self._longest = SHRINK * self._length
             self._sigma = max(4 * self._sigma, 2 * self.space.norm(self.g) / self.rho)
             return False
         exact = 2 * (self._promised - rise) / self._length**2
         if rise > 0:
             most = max(4 * self._sigma, 0.0) or math.inf
-            self._sigma = max(RELEASE * self._sigma, min(exact, most), self._failed, 0.0)
-            self._failed *= FORGET
+            self._sigma = max(RELEASE * self._sigma, min(exact, most), 0.0)
+            self._longest = GROW * self._length
             self._squares = self._square, slope
             self._go(loss, g)
         else:
-            self._failed = max(self._failed, self._sigma)
-            self._sigma = max(2 * self._sigma, exact)
+            self._sigma = max(self._sigma, exact)
+            self._longest = SHRINK * self._length
             if self._last is None and g is not None:
                 other, made = self._again(None)
                 self._learn(made, self.g, other, g, rise)
@@ -307,6 +335,55 @@ class _Model:
         """Coordinates of the maximum in the ball."""
         damped = self.hessian - sigma * torch.eye(len(self.center), dtype=torch.float64)
         return largest_in_ball(self.slope - damped @ self.center, damped, rho, self.center)
+
+    def within(self, longest: float, sigma: float, rho: float) -> Tensor:
+        """The same for the least σ, not below this one, at which the step is not longer than that.
+
+        As σ grows the step gets shorter, but it may do so in a leap: between a far maximum and a near one that are as
+        good. Where the near one is no step at all, the point at that distance on the way to the far one is taken.
+        """
+        unit = sigma + float(self.slope.norm()) / rho
+        low, high = 0.0, math.inf
+        length = self._lengths(rho)
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2 if high < math.inf else 2 * low + unit
+            if length(sigma + middle) <= longest:
+                high = middle
+            else:
+                low = middle
+        near = self.center if high == math.inf else self.largest(sigma + high, rho)
+        if float((near - self.center).norm()) > TIE * longest:
+            return near
+        step = self.largest(sigma + low, rho) - self.center
+        return self.center + step * (longest / float(step.norm()))
+
+    def _lengths(self, rho: float) -> Callable[[float], float]:
+        """How long the step to the maximum is for each σ: by Newton's method in the axes of the matrix, which σ leaves.
+
+        Where sides of the top axis are about equally good it is measured.
+        """
+        values, axes = torch.linalg.eigh(self.hessian)
+        w, slope, center = (x.tolist() for x in (values, axes.mT @ self.slope, axes.mT @ self.center))
+
+        def length(sigma: float) -> float:
+            highest = w[-1] - sigma
+            same = SAME * max(abs(w[0] - sigma), abs(highest))
+            linear = [s - (a - sigma) * c for s, a, c in zip(slope, w, center, strict=True)]
+            lead = math.hypot(*(x for x, a in zip(linear, w, strict=True) if a >= w[-1] - same))
+            if lead <= 2 * TIE * (math.hypot(*linear) + rho * abs(highest)):
+                return float((self.largest(sigma, rho) - self.center).norm())
+            # The pole lies below the multiplier, and this below the root.
+            multiplier = max(highest + lead / rho, 0.0)
+            for _ in range(NEWTON):
+                gaps = [multiplier + sigma - a for a in w]
+                z = [x / gap for x, gap in zip(linear, gaps, strict=True)]
+                size = math.hypot(*z)
+                if size <= rho * (1 + 1e-15):
+                    break
+                multiplier += (size / rho - 1) * size**2 / sum(x * x / gap for x, gap in zip(z, gaps, strict=True))
+            return math.hypot(*(x - c for x, c in zip(z, center, strict=True)))
+
+        return length
 
     def gain(self, z: Tensor) -> tuple[float, float]:
         """What the model without σ promises of the step to z, and the length of that step."""

@@ -16,7 +16,7 @@ from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Handed, Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.ascent import Climb, auto_pgd
-from hf_geosharp.sharpness.secant import TOLERANCE, _Walk, largest_in_ball, secant, settled
+from hf_geosharp.sharpness.secant import GROW, SHRINK, SURE, TOLERANCE, _Model, _Walk, largest_in_ball, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -152,6 +152,57 @@ def test_it_keeps_the_best_point_it_saw(seed: int) -> None:
     assert climb.rise == max(seen) - climb.base
     assert float(evaluate.f(climb.u.flat())) == max(seen)
     assert list(climb.history) == [max(seen[: k + 1]) - climb.base for k in range(len(seen))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_grow_with_those_that_raised_the_loss_and_shrink_after_others(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a = 10 * torch.randn(6, generator=generator, dtype=torch.float64)
+    evaluate = Counted(lambda u: torch.sin(a * u + 1).sum())
+    secant(plain_space(6), evaluate, 1.0, 20)
+    best, longest, failed = evaluate.points[0], math.inf, 0
+    for u in evaluate.points[1:]:
+        length = float((u - best).norm())
+        assert length <= longest * (1 + 1e-6)
+        if float(evaluate.f(u)) > float(evaluate.f(best)):
+            best, longest = u, GROW * length
+        else:
+            longest, failed = SHRINK * length, failed + 1
+    assert failed
+
+
+def model_around(center: Tensor, slope: Tensor, s: Tensor, y: Tensor) -> _Model:
+    """A model whose second axis is s, with y = B s there."""
+    vectors = torch.stack([center, slope, s, y])
+    space = plain_space(len(center))
+    loss = float(slope @ s + y @ s / 2)
+    return _Model(tuple(like(space.zeros(), v) for v in vectors), vectors @ vectors.mT, 1e-10, loss, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("longest", [0.01, 0.2, 0.7])
+def test_a_step_that_must_not_be_long_is_the_best_of_those_that_are_not(seed: int, longest: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    center, slope, s, y = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    model = model_around(center / center.norm(), slope, s, 0.3 * y)
+    z = model.within(longest, 0.0, 1.0)
+    assert float((z - model.center).norm()) == pytest.approx(longest, rel=1e-6)
+    others = torch.randn(20_000, len(z), generator=generator, dtype=torch.float64)
+    others = model.center + longest * others / others.norm(dim=1, keepdim=True).clamp(min=1.0)
+    others = others[others.norm(dim=1) <= 1.0]
+    assert len(others) > 1000
+    steps = others - model.center
+    gains = steps @ model.slope + ((steps @ model.hessian) * steps).sum(1) / 2
+    assert float(gains.max()) <= model.gain(z)[0] * (1 + 1e-6)
+
+
+def test_where_only_a_leap_is_better_a_step_goes_some_of_the_way() -> None:
+    """The slope points outwards at a point of the sphere, and the loss is curved most across it."""
+    center, s = torch.eye(4, dtype=torch.float64)[:2]
+    model = model_around(center, center, s, 5 * s)
+    z = model.within(0.3, 0.0, 1.0)
+    assert float((z - model.center).norm()) == pytest.approx(0.3)
+    assert float(z.norm()) <= 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -371,6 +422,15 @@ def test_settled_means_that_two_steps_added_and_the_next_one_promises_next_to_no
     assert not settled([0.0, 1.0, 1.0], 0.0, 0.0)
     assert not settled([1.0, 1.0, 1.0], 0.0, 0.0)  # a warm start: two steps that failed are no evidence
     assert settled([0.0, 1e-9, 2e-9, 3e-9], 1e-8, 1e-8)
+
+
+def test_one_small_rise_means_settled_where_the_next_step_promises_a_small_part_of_it() -> None:
+    little, much, hardly = 0.9 * TOLERANCE, 1.1 * TOLERANCE, 0.9 * SURE * TOLERANCE
+    assert settled([0.0, 0.5, 1 - little, 1.0], hardly, 0.0)
+    assert not settled([0.0, 0.5, 1 - little, 1.0], little, 0.0)
+    assert not settled([0.0, 0.5, 1 - much, 1.0], hardly, 0.0)
+    assert not settled([0.0, 0.5, 1.0, 1.0], hardly, 0.0)  # a step that failed brings nothing
+    assert not settled([0.0, 1 - little, 1.0], hardly, 0.0)
 
 
 def test_it_reports_every_step_with_the_best_rise_so_far() -> None:
