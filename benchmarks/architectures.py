@@ -31,7 +31,7 @@ CACHE = HERE.parent / "build" / "architectures.jsonl"
 DATA = HERE / "data" / "architectures.json"
 PAGE = HERE / "ARCHITECTURES.md"
 
-CPU_SECONDS, WALL_SECONDS, MEMORY = 40, 400, 12 << 30
+CPU_SECONDS, WALL_SECONDS, MEMORY = 90, 900, 12 << 30
 """Limits of one type: what it may compute, how long it may take, how much memory its process may have."""
 
 CHUNK = 40

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.symmetry.fold import Fold
+from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.verify import Verified
 from hf_geosharp.symmetry.views import Axis
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 STATUSES = ("holds", "dead", "failed", "unverified")
 """What is known of a site: proved on this model; nothing to prove, for the control does not move the outputs either;
 refuted on this model; not tried."""
+
+_POSITIVE = Group(1, positive=True)
 
 _FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "norm_gain": "scale"}
 
@@ -118,7 +122,7 @@ def site_report(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]], verifie
 def totals_of(parameters: int, symmetries: SymmetryMap) -> Totals:
     """Of a model with so many parameters and these symmetries."""
     by_kind: dict[str, int] = {}
-    for symmetry in (*symmetries.pairs, *symmetries.folds):
+    for symmetry in symmetries.symmetries:
         by_kind[symmetry.kind] = by_kind.get(symmetry.kind, 0) + symmetry.dimension
     return Totals(parameters, symmetries.dimension, parameters - symmetries.dimension, by_kind)
 
@@ -131,13 +135,14 @@ def _evidence(symmetry: Symmetry, verified: Verified) -> tuple[float | None, flo
 
 def _describe(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]]) -> tuple[str, int, int, list[Slice]]:
     """Group, copies, the size of the block it acts on, and the slices."""
-    if isinstance(symmetry, Pair):
+    if isinstance(symmetry, (Pair, Scale)):
         slices = [
             _slice(v, factor, shapes[v.parameter])
             for factor, views in (("g", symmetry.g), ("h", symmetry.h))
             for v in views
         ]
-        return symmetry.group.name, symmetry.copies, symmetry.group.dim, slices
+        group = _POSITIVE if isinstance(symmetry, Scale) else symmetry.group
+        return group.name, symmetry.copies, group.dim, slices
     if isinstance(symmetry, Fold):
         first = symmetry.fixed[0]
         dim = first.width * first.height

@@ -40,6 +40,8 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
         for k, first in enumerate(weights):
             for second in weights[k + 1 :]:
                 q, key = sorted((first, second), key=lambda n: -own[n].numel())
+                if not _few_meet(site.softmax.logits, own[q], own[key]):
+                    continue
                 ports = [Port(own[n], None, families.entries(n, own[n]), 0) for n in (q, key)]
                 seeds = [torch.zeros(ports[0].count, dtype=torch.bool), torch.ones(ports[1].count, dtype=torch.bool)]
                 found = couplings(contracted(site.softmax.logits), ports, seeds)
@@ -51,6 +53,31 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
 
 MAX_EDGES = 1 << 18
 """Entries of norms meet a few others each; where more meet (tables of positions) there is nothing to exchange."""
+
+
+SAMPLES = 3
+
+FEW = 8
+
+
+def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
+    """Whether entries of the second act on the logits together with a few entries of the first, as those of norms do.
+
+    Where they meet most of them (mixing weights, tables), taking all of them apart would be long and in vain.
+    """
+    form = contracted(logits)
+    generator = torch.Generator().manual_seed(3)
+    weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
+    grads = torch.autograd.grad(form, [first, second], weights, create_graph=True, allow_unused=True)
+    if any(g is None or not g.requires_grad for g in grads):
+        return False
+    active = int((grads[0] != 0).sum())
+    own = grads[1].flatten()
+    for entry in own.detach().nonzero().flatten().tolist()[:: max(1, own.numel() // SAMPLES)]:
+        (met,) = torch.autograd.grad(own[entry], first, retain_graph=True, allow_unused=True)
+        if met is not None and int((met != 0).sum()) > max(FEW, active // 2):
+            return False
+    return True
 
 
 def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from hf_geosharp.errors import UsageError
-from hf_geosharp.symmetry import cache
+from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
 from hf_geosharp.symmetry.exchange import exchanges
+from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.feature_views import views_of
 from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
@@ -114,15 +115,20 @@ def _find(
     # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     found.biases.sort(key=lambda f: order[f.module])
-    found.pairs += _declared_pairs(model, names, layouts, found, trials)
+    described = list(_declared_pairs(model, names, layouts, found, trials))
+    found.pairs += described
+    understood = tuple(f"{p.module}.{p.kind}: " for p in described)
+    found.unrecognised = [text for text in found.unrecognised if not text.startswith(understood)]
     pairs = sorted(found.pairs, key=lambda p: order[p.module])
     outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
+    outside += unvisited(model, traced.calls, outside, trials, found.names)
     known = [set(p.parameters) for p in pairs]
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
     scales = [u for u in outside if isinstance(u, Scale) and u.kind in kinds]
     folds: list[Fold] = [*(gains(model, names, traced) if "norm_gain" in kinds else ()), *found.biases]
     used = tuple(p for p in pairs if p.kind in kinds)
-    notes = (*found.unrecognised, *inactive(getattr(model, "config", None)))
+    notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
+    notes += tuple(inactive(getattr(model, "config", None)))
     return SymmetryMap(used, tuple(folds), (), notes, tuple(scales))
 
 
@@ -228,9 +234,12 @@ def _attend(
     if not pairs:
         isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
         pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
+    mixed = traced.mixing | traced.weighing
+    if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
+        return  # shares that are handed out as they are
     if not pairs:
-        reason = analysis.reason or "no symmetry of the templates holds"
-        found.unrecognised.append(f"{scope or 'the model'}.{kind}: {reason}")
+        reason = analysis.reason or trials.why_not(scope, kind)
+        found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason}")
         return
     found.pairs += pairs
     if len(sites) == 1:
@@ -238,6 +247,39 @@ def _attend(
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
+
+
+def _place(scope: str, sites: Sequence[Attention]) -> str:
+    """Where to look for sites: the modules of their softmaxes, or that of it all where those are many."""
+    inside = list(dict.fromkeys(s.softmax.scope[-1] for s in sites if s.softmax.scope))
+    return ", ".join(inside) if 0 < len(inside) <= MAX_PLACES else scope or "the model"
+
+
+MAX_PLACES = 4
+
+
+def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]) -> Iterator[str]:
+    """Modules that multiply what is computed, of which nothing is claimed and which are no site."""
+    within = {s.softmax.scope[-1] for s in sites if s.softmax.scope}
+    claimed = {p.module for p in pairs if p.kind in ("qk", "vo", "qk_norm")}
+
+    def told(module: str) -> bool:
+        return module in within or any(f"{module}.".startswith(f"{m}.") or m.startswith(f"{module}.") for m in claimed)
+
+    for module in traced.hidden:
+        if not told(module):
+            yield f"{module}: its softmax has no derivatives"
+    for module in traced.products:
+        if module not in traced.hidden and not told(module):
+            yield f"{module}: multiplies what its linear maps write without a softmax"
+
+
+def _not_tried(trials: Trials) -> Iterator[str]:
+    for module, size in trials.too_large.items():
+        yield (
+            f"{module or 'the model'}: its {size:,} parameters are more than are copied for a trial "
+            f"({probe.LARGEST:,}); what would have to be tried on it as a whole is not claimed"
+        )
 
 
 def _carried(found: _Found, kind: str, scope: str, sites: Sequence[Attention], trials: Trials) -> Iterator[Pair]:

@@ -32,6 +32,9 @@ OF_CONTROL = 1e-3
 LARGEST = 1 << 28
 """Parameters of the largest module that is copied in double precision."""
 
+NOTHING = 1e-13
+"""Relative change of the outputs that is none."""
+
 RETRIES = 2
 """On how many modules that are alike a claim is tried before it is given up."""
 
@@ -108,10 +111,9 @@ class LocalTwin:
     def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
-        self._args, self._kwargs = _wide(recorded.args), _wide(recorded.kwargs)
+        self.replay(recorded)
         generator = torch.Generator().manual_seed(seed)
         self.weights: dict[str, Tensor] = {}
-        self._bases: dict[float, list[Tensor]] = {}
         instead: dict[int, Any] = {}
         with torch.no_grad():
             for _, p in own:
@@ -123,11 +125,18 @@ class LocalTwin:
                     instead[id(p)] = nn.Parameter(self.weights[name], requires_grad=p.requires_grad)
         self._module = copy.deepcopy(module, instead).double().eval()
 
+    def replay(self, recorded: Call) -> None:
+        """From now on it is run on this call."""
+        self.recorded = recorded
+        self._args, self._kwargs = _wide(recorded.args), _wide(recorded.kwargs)
+        self._bases: dict[float, list[Tensor]] = {}
+
     def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
         """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
         args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
-        with torch.no_grad(), Widened(), double_by_default():
+        with torch.no_grad(), Widened(), double_by_default(), torch.random.fork_rng():
+            torch.manual_seed(0)  # what is drawn on the way is the same each time
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         return output_tensors(outputs)
 
@@ -199,59 +208,88 @@ class Trials:
         self._held: set[object] = set()
         self._failed: dict[object, int] = {}
         self._twin: tuple[str, LocalTwin] | None = None
+        self.too_large: dict[str, int] = {}
+        """Modules that are not copied, and how many parameters they have."""
+        self._moved: dict[tuple[str, str], bool] = {}
+        """By module and kind whether some claim that was tried did anything, kept or broken."""
 
     def called(self, scope: str) -> bool:
         """Whether the module has run, so that it can be replayed."""
         return scope in self._calls
 
-    def holds(self, symmetry: Symmetry, scope: str, scales: Sequence[float] = (1.0,)) -> bool:
+    def holds(
+        self, symmetry: Symmetry, scope: str, scales: Sequence[float] = (1.0,), instead: Call | None = None
+    ) -> bool:
         """Whether a symmetry is exact on a randomised copy of the module ``scope``, in double precision.
 
-        On what the module was called with times each of the ``scales``.
+        On what the module was called with (or ``instead`` of that) times each of the ``scales``.
         """
         module = self._modules[scope]
         prefix = f"{scope}." if scope else ""
         described = repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
-        key = type(module), described, tuple(scales)
+        # What is dead on the model is proved here or nowhere: not by another module of its class.
+        apart = scope if instead is not None and self.called(scope) else None
+        key = type(module), described, tuple(scales), apart
         if key in self._held:
             return True
         if self._failed.get(key, 0) >= RETRIES:
             return False
         self._alive()
-        if all(self._exact(self.measure(symmetry, scope, scale)) for scale in scales):
+        if all(self._exact(self.measure(symmetry, scope, scale, instead)) for scale in scales):
             self._held.add(key)
             return True
         # A layer may be dead where another one like it is not.
         self._failed[key] = self._failed.get(key, 0) + 1
         return False
 
+    def why_not(self, scope: str, kind: str) -> str:
+        """Why nothing of a kind that was tried on a module holds, as text."""
+        if scope in self.too_large:
+            return "too large to be tried"
+        if not self._moved.get((scope, kind), True):
+            return "nothing that it does shows in what the module returns on this example"
+        return "no symmetry of the templates holds"
+
     @staticmethod
     def _exact(measured: tuple[float, float] | None) -> bool:
         return measured is not None and measured[0] < min(HOLDS, OF_CONTROL * measured[1])
 
-    def measure(self, symmetry: Symmetry, scope: str, scale: float = 1.0) -> tuple[float, float] | None:
+    def measure(
+        self, symmetry: Symmetry, scope: str, scale: float = 1.0, instead: Call | None = None
+    ) -> tuple[float, float] | None:
         """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
         while True:
-            while scope and (scope not in self._calls or self._calls[scope].has_modules):
+            while instead is None and scope and (scope not in self._calls or self._calls[scope].has_modules):
                 # Never called, or called with parts of others: what is around it can be replayed.
                 scope = scope.rpartition(".")[0]
-            if scope not in self._calls or _size(self._modules[scope]) > LARGEST:
+            call = instead or self._calls.get(scope)
+            if call is None or call.has_modules:
+                return None
+            if (size := _size(self._modules[scope])) > LARGEST:
+                self.too_large[scope] = size
                 return None
             try:
-                return self._of(scope).test(symmetry, scale=scale)
+                measured = self._of(scope, call).test(symmetry, scale=scale)
             except KeyError:
                 # It moves parameters of more than this module.
-                if not scope:
+                if not scope or instead is not None:
                     return None
                 scope = scope.rpartition(".")[0]
+                continue
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 return None
+            where = scope, symmetry.kind
+            self._moved[where] = self._moved.get(where, False) or max(measured) > NOTHING
+            return measured
 
-    def _of(self, scope: str) -> LocalTwin:
+    def _of(self, scope: str, call: Call) -> LocalTwin:
         if self._twin is None or self._twin[0] != scope:
             self._twin = None
-            self._twin = scope, LocalTwin(self._modules[scope], self._calls[scope], self._names)
-        return self._twin[1]
+            self._twin = scope, LocalTwin(self._modules[scope], call, self._names)
+        twin = self._twin[1]
+        if twin.recorded is not call:
+            twin.replay(call)
+        return twin
 
 
 def _size(module: nn.Module) -> int:

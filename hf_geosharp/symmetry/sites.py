@@ -44,7 +44,7 @@ class Attention:
 
 
 def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
-    """Every softmax whose logits compare one thing with another, or that mixes, whatever its logits are."""
+    """Every softmax whose logits compare one thing with another, or that mixes or weighs, whatever its logits are."""
     known: dict[object, tuple[Portrait, Attention]] = {}
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
@@ -66,7 +66,12 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
         if roles is not None:
             qk = couplings(contracted(softmax.logits), ports, roles)
         elif id(softmax) in trace.mixing:
-            qk = Couplings((), frozenset(), _unseen(trace, families, ports))
+            keys = _key_features(softmax.logits, ports, learned=True)
+            qk = Couplings((), frozenset()) if keys is None else couplings(contracted(softmax.logits), ports, keys)
+            if qk.reason or not any(qk.heads):
+                qk = Couplings((), frozenset(), _unseen(trace, families, ports))
+        elif id(softmax) in trace.weighing - trace.selecting:
+            qk = Couplings((), frozenset(), "its weights come from one side, no query meets a key")
         else:
             continue
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
@@ -176,10 +181,11 @@ def _ports(trace: Trace, families: Families, sources: Sequence[Tensor]) -> Itera
             yield Port(s, None, families.entries(trace.parameters[id(s)], s), 0)
 
 
-def _key_features(logits: Tensor, ports: Sequence[Port]) -> list[Tensor] | None:
+def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) -> list[Tensor] | None:
     """For each port the features that belong to keys; None if nothing is compared here.
 
-    A query's features act on its own row of logits alone, a key's on its own column.
+    A query's features act on its own row of logits alone, a key's on its own column. Queries that are ``learned`` are
+    entries of a parameter, not what a linear map wrote.
     """
     if logits.ndim < 3 or logits.shape[-1] < 2:
         return None
@@ -189,16 +195,22 @@ def _key_features(logits: Tensor, ports: Sequence[Port]) -> list[Tensor] | None:
     generator = torch.Generator().manual_seed(1)
     noise = (torch.rand(logits.shape, generator=generator) + 0.5).to(logits)
     counts = []
-    for axis, index in ((-2, logits.shape[-2] - 1), (-1, 0)):
-        mask = torch.zeros_like(noise)
-        mask.select(axis, index).copy_(noise.select(axis, index))
-        grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
-        counts.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
+    last = [n - 1 for n in logits.shape[-2:]]
+    # Where the first key is padding, before the first block say, another one shows which are keys.
+    for axis, indices in ((-2, (last[0], 0, last[0] // 2)), (-1, (0, last[1] // 2, last[1]))):
+        tried = []
+        for index in dict.fromkeys(indices):
+            mask = torch.zeros_like(noise)
+            mask.select(axis, index).copy_(noise.select(axis, index))
+            grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
+            tried.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
+        counts.append(max(tried, key=lambda found: sum(bool(c.any()) for c in found)))
     # Of the classes of a router each is a key of its own: what the first key reads no other does.
     keys = [(a > b) & (b > 0) for a, b in zip(*counts, strict=True)]
     queries = [(a > 0) & ~(a > b) for a, b in zip(*counts, strict=True)]
     keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
-    return keys if any(bool(k.any()) for k in keys) and any(bool(q.any()) for q in queries) else None
+    asked = any(p.axis is None for p in ports) if learned else any(bool(q.any()) for q in queries)
+    return keys if asked and any(bool(k.any()) for k in keys) else None
 
 
 def _positions(port: Port, gradient: Tensor | None) -> Tensor:
@@ -232,11 +244,12 @@ def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) 
     ports = [*_ports(trace, families, sources), Port(columns, output.source_axis, *place)]
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)
-    return couplings(contracted(by_weight), ports, seeds)
+    # What does not compare need not have queries beside the last axis: heads, say.
+    return couplings(contracted(by_weight, 2 if id(softmax) in trace.mixing else 1), ports, seeds)
 
 
-def contracted(x: Tensor) -> Tensor:
+def contracted(x: Tensor, axes: int = 2) -> Tensor:
     """Queries and keys summed with random weights: one scalar for each index of the other axes."""
     generator = torch.Generator().manual_seed(2)
-    weights = (torch.rand(x.shape[-2:], generator=generator) + 0.5).to(x)
-    return (x * weights).sum((-2, -1))
+    weights = (torch.rand(x.shape[-axes:], generator=generator) + 0.5).to(x)
+    return (x * weights).sum(tuple(range(-axes, 0)))

@@ -67,7 +67,7 @@ class Linear:
 
 @dataclass(eq=False)
 class Softmax:
-    """One softmax: its logits (..., queries, keys), and the leaf that stands for its result."""
+    """One softmax: its logits (..., queries, keys), what it sums to one over last, and the leaf of its result."""
 
     logits: Tensor
     leaf: Tensor
@@ -89,6 +89,14 @@ class Trace:
     """Norms of which something else than a linear map reads the output."""
     mixing: set[int] = field(default_factory=set)
     """Identities of softmaxes whose weights are multiplied with something that is computed."""
+    weighing: set[int] = field(default_factory=set)
+    """Identities of those whose weights are multiplied with it entry by entry."""
+    selecting: set[int] = field(default_factory=set)
+    """Identities of those by whose weights, or logits, some of several are picked, experts say."""
+    hidden: dict[str, None] = field(default_factory=dict)
+    """Modules with a softmax that has no derivatives: it runs in a function of its own."""
+    products: dict[str, None] = field(default_factory=dict)
+    """Modules that multiply what linear maps wrote with what linear maps wrote."""
 
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""
@@ -123,6 +131,9 @@ _SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
 
 
+_TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
+_PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
+
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
@@ -154,8 +165,15 @@ class _Cutter(TorchFunctionMode):
                 product = written_out(func, args, kwargs)
             if product is not None:
                 return product
+        if func in _MATMULS and len(args) == 2 and not kwargs and self._batched(*args):
+            with self:
+                return torch.stack([x @ w for x, w in zip(*args, strict=True)])
         if func in _MATMULS or func in _EINSUMS:
             self._mixing(args)
+        elif func in _TIMES:
+            self._weighing(args)
+        elif func in _PICKS:
+            self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
         made = None
         if func is functional.linear:
             made = self._linear(*args, **kwargs)
@@ -215,6 +233,16 @@ class _Cutter(TorchFunctionMode):
         return self._cut(
             (*left.shape[:-1], right.shape[1]), -1, left, -1, self._slab(right, (1,), (0,)), bias, right.shape[0]
         )
+
+    def _batched(self, left: Any, right: Any) -> bool:
+        """Whether each of several matrices of a parameter, experts', multiplies rows of its own."""
+        if not all(isinstance(x, Tensor) and x.ndim == 3 for x in (left, right)) or len(left) != len(right):
+            return False
+        try:
+            owned = [x.untyped_storage().data_ptr() in self._owners for x in (left, right)]
+        except (NotImplementedError, RuntimeError):
+            return False  # within vmap: no memory
+        return owned == [False, True]
 
     def _convolution(
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
@@ -280,20 +308,52 @@ class _Cutter(TorchFunctionMode):
         except (NotImplementedError, RuntimeError):
             return  # within vmap: no memory
         for operand in operands:
-            if operand.requires_grad and operand.ndim > 2:
-                sources = {id(s) for s in self.trace.sources(operand)}
-                self.trace.mixing |= {id(s) for s in self.trace.softmaxes if id(s.leaf) in sources}
+            if operand.ndim > 2:
+                self.trace.mixing |= self._softmaxes_behind(operand)
+        written = {id(x.leaf) for x in self.trace.linears}
+        if self.scope and all(x.ndim > 2 and any(id(s) in written for s in self.trace.sources(x)) for x in operands):
+            self.trace.products.setdefault(self.scope[-1])
+
+    def _weighing(self, args: Any) -> None:
+        """Notes the softmaxes whose weights, all at once, are multiplied with something that is computed."""
+        if len(args) != 2 or any(not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 for x in args):
+            return
+        first, second = (self._softmaxes_behind(x) for x in args)
+        for own, other, (weights, x) in ((first, second, args), (second, first, reversed(args))):
+            for softmax in self.trace.softmaxes:
+                whole = id(softmax) in own - other and softmax.leaf.numel() <= weights.numel()
+                if whole and not self._entropy(softmax, x):
+                    self.trace.weighing.add(id(softmax))
+
+    def _entropy(self, softmax: Softmax, factor: Tensor) -> bool:
+        """Whether a factor is made of the logits alone, each of its own: their logarithms, say."""
+        below = {id(s) for s in self.trace.sources(softmax.logits)}
+        return factor.shape == softmax.leaf.shape and all(id(s) in below for s in self.trace.sources(factor))
+
+    def _softmaxes_behind(self, tensor: Any) -> set[int]:
+        """Identities of the softmaxes on which a tensor depends."""
+        if not self.trace.softmaxes or not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            return set()
+        sources = {id(s) for s in self.trace.sources(tensor)}
+        return {id(s) for s in self.trace.softmaxes if id(s.leaf) in sources}
 
     def _softmax(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        if not isinstance(input, Tensor) or not input.requires_grad or input.ndim < 3:
+        if not isinstance(input, Tensor) or input.ndim < 3:
+            return None
+        if not input.requires_grad or not torch.is_grad_enabled():
+            if self.scope:
+                self.trace.hidden.setdefault(self.scope[-1])
+            return None
+        dim = kwargs.get("dim", args[0] if args else None)
+        if not isinstance(dim, int):
             return None
         result = func(input.detach(), *args, **kwargs)
-        dim = kwargs.get("dim", args[0] if args and isinstance(args[0], int) else -1)
-        if dim not in (-1, input.ndim - 1):
-            return None
-        leaf = result.detach().clone().requires_grad_()
-        self._note(Softmax(input, leaf, tuple(self.scope)))
-        return leaf
+        leaf = result.detach().movedim(dim, -1).clone().requires_grad_()
+        found = Softmax(input.movedim(dim, -1), leaf, tuple(self.scope))
+        self._note(found)
+        if _picked(input):
+            self.trace.selecting.add(id(found))
+        return leaf.movedim(-1, dim)
 
     def _cut(
         self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Slab | None,
@@ -305,7 +365,7 @@ class _Cutter(TorchFunctionMode):
         place = None
         if bias is not None:
             place = self._slab(bias, (0,), ()) if bias.ndim == 1 else None
-            if place is None:
+            if place is None and bias.shape != (shape[axis],):
                 return None
         noise = torch.randn(shape, generator=self._generator, dtype=torch.float32)
         leaf = noise.to(source.device, source.dtype).requires_grad_()
@@ -314,6 +374,9 @@ class _Cutter(TorchFunctionMode):
                 weight, place, source, source_axis, leaf, axis, tuple(self.scope), inputs, shape[axis], grouped
             )
         )  # fmt: skip
+        if bias is not None and place is None:
+            # Made of parameters, put together say: they enter by themselves.
+            return leaf + bias.view(-1, *[1] * (-1 - axis))
         # What comes after may write in place, which a leaf does not allow.
         return leaf.clone()
 
@@ -374,6 +437,20 @@ def _plain_attention(
         else:
             logits = logits + attn_mask
     return functional.softmax(logits, dim=-1) @ value
+
+
+def _picked(tensor: Tensor) -> bool:
+    """Whether a tensor holds the largest of several, as the logits of chosen experts do."""
+    seen, stack = set(), [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith(("TopkBackward", "SortBackward")):
+            return True
+        seen.add(node)
+        stack.extend(n for n, _ in node.next_functions)
+    return False
 
 
 # The same function, except that it does not hand itself over to the mode as a whole.
@@ -460,6 +537,8 @@ def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
                 result.norms[output.untyped_storage().data_ptr()] = name
 
     for name, module in model.named_modules():
+        if not module._modules and not module._parameters:
+            continue  # a function rather than a place
         handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:

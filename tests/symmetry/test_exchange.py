@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.symmetry import SymmetryMap, exchange, find_symmetries
 from hf_geosharp.symmetry.verify import verify
-from tests.symmetry.handmade import HEAD, TOKENS, Normed, Residual, half, inputs, interleaved
+from tests.symmetry.handmade import HEAD, TOKENS, Normed, Projected, Residual, attend, half, inputs, interleaved
 
 ALL = 4 * HEAD
 
@@ -166,3 +166,20 @@ def test_long_chains_of_ties_are_one_group_and_quick() -> None:
     (alike,) = exchange._ties([((0, i), (0, i + 1)) for i in reversed(range(size))])
     assert [len(group) for group in alike] == [size + 1]
     assert time.process_time() - started < 10
+
+
+def test_weights_of_which_each_meets_most_others_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that mix everything would be gone through entry by entry, for nothing."""
+
+    def mixed(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mixing = torch.tanh(m.first @ m.second)
+        return attend(torch.tanh(q @ mixing), k, v)
+
+    taken: list[int] = []
+    apart = exchange.couplings
+    monkeypatch.setattr(exchange, "couplings", lambda *args: taken.append(1) or apart(*args))
+    model = Residual(Projected(mixed, first=(HEAD, 40), second=(40, HEAD)))
+    found = find_symmetries(model, inputs())
+    assert not taken
+    assert exchanged(found) == ()
+    assert [u.split(":")[0] for u in found.unrecognised] == ["parts.0.qk"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries, probe
 from hf_geosharp.symmetry.verify import verify
 from tests.families import (
     BY_NAME,
@@ -296,6 +296,60 @@ def test_queries_of_length_one_keep_the_rotations_of_a_head() -> None:
     found = handmade("normed q")
     assert kinds(found) == {"qk": "O(6)", "vo": "GL(6)"}
     assert verify(Model("normed q"), found, [inputs(1)], each=True).map == found
+
+
+def test_modules_that_are_too_large_to_be_copied_are_named_and_nothing_is_claimed_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size = sum(p.numel() for p in Model().attention.parameters())
+    monkeypatch.setattr(probe, "LARGEST", size)
+    assert handmade().pairs
+    monkeypatch.setattr(probe, "LARGEST", size - 1)
+    found = handmade()
+    assert found.pairs == ()
+    sides, (text,) = found.unrecognised[:-1], found.unrecognised[-1:]
+    assert sides == ("attention.qk: too large to be tried", "attention.vo: too large to be tried")
+    assert text.startswith(f"attention: its {size:,} parameters are more than are copied for a trial ({size - 1:,})")
+
+
+def test_attention_that_reads_zeros_is_said_to_show_nothing() -> None:
+    model = Model()
+    model.norm = nn.Threshold(1e9, 0.0)
+    found = find_symmetries(model, inputs())
+    # Every key is the same, so that queries compare nothing; values have a bias, which goes through.
+    assert found.unrecognised == (
+        "attention.qk: nothing that it does shows in what the module returns on this example",
+    )
+    assert kinds(found) == {"vo": "GL(6)"}
+
+
+class Chunked(nn.Module):
+    """Each half of the tokens attends to itself; the output projection belongs to what is around."""
+
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(HAND_WIDTH, 4 * HEAD) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (split(p(x), 4) for p in (self.q, self.k, self.v))
+            return torch.cat(
+                [attend(*(t[:, :, part] for t in (q, k, v))) for part in (slice(3), slice(3, None))], dim=1
+            )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.o = self.Halves(), nn.Linear(4 * HEAD, HAND_WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(self.halves(x))  # type: ignore[no-any-return]
+
+
+def test_what_moves_parameters_around_a_module_is_tried_on_what_is_around_it() -> None:
+    model = Residual(Chunked())
+    found = find_symmetries(model, inputs())
+    assert kinds(found) == {"qk": "GL(6)", "vo": "GL(6)"}
+    assert verify(model, found, [inputs(1)], each=True).map == found
 
 
 def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:

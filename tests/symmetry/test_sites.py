@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,7 @@ TURNED = {"GL(1,C)": 4 * HEAD // 2}
 # ------------------------------------------------------------------------------------------------------------ layouts
 
 LAYOUTS = {
+    "weights handed on with their biases copied into one": Site(Handed),
     "separate": Site(of()),
     "separate, no biases": Site(of(bias=False, out_bias=False), folds=NONE),
     "separate, no output bias": Site(of(out_bias=False), folds=KEY_BIAS),
@@ -251,7 +253,20 @@ def _unit(x: Tensor) -> Tensor:
     return functional.normalize(x, dim=-1)
 
 
+def _pooled(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One query for all, which is a parameter."""
+    return joined((torch.softmax(m.query @ k.mT, dim=-1) @ v).expand_as(v))
+
+
+def _padded(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Three keys of nothing come before those of tokens."""
+    k, v = (functional.pad(t, (0, 0, 3, 0)) for t in (k, v))
+    return attend(q, k, v)
+
+
 CORES = {
+    "a learned query": Site(of(_pooled, query=(4, 1, HEAD))),
+    "keys before the first are padding": Site(of(_padded), folds=NONE),
     "scaled_dot_product_attention": Site(
         of(_sdpa, key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}
     ),
@@ -352,11 +367,6 @@ def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Te
     return joined(torch.softmax(logits, dim=-1) @ v)
 
 
-def _pooled(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One query for all, which is a parameter."""
-    return joined((torch.softmax(m.query @ k.mT, dim=-1) @ v).expand_as(v))
-
-
 UNCLAIMED = {
     "bent queries": Site(of(lambda m, x, q, k, v: attend(torch.tanh(q), k, v)), NONE, folds=BIASES, named=("qk",)),
     "bent values": Site(of(lambda m, x, q, k, v: attend(q, k, torch.tanh(v))), vo=NONE, folds=KEY_BIAS, named=("vo",)),
@@ -377,8 +387,6 @@ UNCLAIMED = {
         of(_order("q", [3, 0, 5, 1, 4, 2], 3)), NONE, folds=VALUE_BIAS, named=("qk",)
     ),
     "weights rearranged in memory": Site(Copied, NONE, named=("qk",)),
-    "weights handed on with their biases copied into one": Site(Handed, NONE, named=("qk",)),
-    "a learned query": Site(of(_pooled, query=(4, 1, HEAD)), NONE, named=("qk",)),
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
@@ -421,7 +429,7 @@ def test_folds_are_those_worked_out_by_hand(name: str) -> None:
     assert all(n <= SITES[name].folds.get(kind, 0) for kind, n in out.items())
 
 
-FOLDS_MAY_BE_MISSING = set(UNCLAIMED)
+FOLDS_MAY_BE_MISSING = {*UNCLAIMED, "weights handed on with their biases copied into one"}
 """A bias is looked for only in the pairs that were found."""
 
 
@@ -573,6 +581,128 @@ def test_a_router_is_not_taken_for_attention() -> None:
             return sum(share[..., i, None] * e(x) for i, e in enumerate(self.experts))  # type: ignore[return-value]
 
     assert find_symmetries(Residual(Router()), inputs()) == SymmetryMap()
+
+
+class Sampled(nn.Module):
+    """Weights from one linear map, for four places around each token whose values are weighed and summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.v, self.o = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = self.weights(x).unflatten(-1, (4, 4)).softmax(-1)
+        around = torch.stack([split(self.v(x), 4).roll(shift, 2) for shift in range(4)], dim=-1).transpose(1, 2)
+        return self.o((around * share[..., None, :]).sum(-1).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_values_that_are_weighed_without_a_comparison_are_found_and_the_rest_is_named() -> None:
+    model = Residual(Sampled())
+    found = find_symmetries(model, inputs())
+    assert groups(found, "vo") == {f"GL({HEAD})": 4}
+    assert groups(found, "qk") == {}
+    assert [u.split(":")[0] for u in found.unrecognised] == ["parts.0.qk"]
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+class Gate(nn.Module):
+    """Shares of the units instead of a nonlinearity: nothing is mixed, but it looks like attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(WIDTH, 20), nn.Linear(WIDTH, 20), nn.Linear(20, WIDTH)
+        self.softmax = nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)) * self.softmax(self.gate(x)))  # type: ignore[no-any-return]
+
+
+class Alone(torch.autograd.Function):
+    """A softmax whose workings do not show."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        y = torch.softmax(logits, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Gate, "its weights come from one side, no query meets a key"),
+        (of(lambda m, x, q, k, v: joined(Alone.apply(q @ k.mT) @ v)), "its softmax has no derivatives"),
+        (
+            of(lambda m, x, q, k, v: joined(torch.tanh(q @ (k.mT @ v)))),
+            "multiplies what its linear maps write without a softmax",
+        ),
+    ],
+    ids=["a gate", "a function of its own", "without a softmax"],
+)
+def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callable[[], nn.Module], reason: str) -> None:
+    found = find_symmetries(Residual(nn.Identity(), module()), inputs())
+    assert not [p for p in found.pairs if p.kind in ("qk", "vo")]
+    assert [u for u in found.unrecognised if u.startswith("parts.1") and u.endswith(reason)]
+
+
+def test_shares_that_are_handed_out_and_not_read_mix_no_values() -> None:
+    class Shown(Projected):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            logits = split(self.q(x), 4) @ split(self.k(x), 4).mT
+            return self.o(joined(logits.softmax(-1) @ split(self.v(x), 4))), logits.softmax(-1)
+
+    class Both(Residual):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            y, shares = self.parts[0](x)
+            return self.head(x + y), shares
+
+    found = find_symmetries(Both(Shown()), inputs())
+    assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
+    assert found.unrecognised == ()
+
+
+def test_the_entropy_of_some_shares_is_not_taken_for_attention() -> None:
+    class Sure(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.out = nn.Linear(WIDTH, 8), nn.Linear(1, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.head(x)
+            return self.out((logits.softmax(-1) * logits.log_softmax(-1)).sum(-1, keepdim=True))  # type: ignore[no-any-return]
+
+    assert find_symmetries(Residual(Sure()), inputs()) == SymmetryMap()
+
+
+@pytest.mark.parametrize("first", ["logits", "shares"])
+def test_experts_that_are_picked_by_their_shares_are_not_taken_for_attention(first: str) -> None:
+    class Picked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.up = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 3 * WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.router(x)
+            best = logits.topk(3).values.softmax(-1) if first == "logits" else logits.softmax(-1).topk(3).values
+            return (torch.tanh(self.up(x)).unflatten(-1, (3, WIDTH)) * best[..., None]).sum(-2)
+
+    assert find_symmetries(Residual(Picked()), inputs()).unrecognised == ()
+
+
+def test_what_is_drawn_on_the_way_is_drawn_the_same_on_a_twin() -> None:
+    def some(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.mT
+        return joined((logits + torch.rand(logits.shape, dtype=logits.dtype)).softmax(-1) @ v)
+
+    model = Residual(Projected(some))
+    found = find_symmetries(model, inputs())
+    assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
+    assert verify(model, found, [inputs(1)]).map == found
 
 
 def test_a_model_without_attention_has_no_site() -> None:

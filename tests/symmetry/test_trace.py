@@ -226,12 +226,45 @@ def test_every_way_to_call_softmax_is_seen(core: Callable[..., Tensor]) -> None:
     assert len(traced(Projected(core)).softmaxes) == 1
 
 
-def test_a_softmax_over_another_axis_or_of_plain_data_is_none_of_attention() -> None:
+def test_a_softmax_over_another_axis_has_it_last() -> None:
     def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        data = x.detach().softmax(-1).mean()
-        return ((q @ k.mT).softmax(1) @ v).transpose(1, 2).flatten(2) + data
+        return ((q @ k.mT).softmax(1) @ v).transpose(1, 2).flatten(2)
+
+    found = traced(Projected(core))
+    (softmax,) = found.softmaxes
+    assert softmax.logits.shape[-1] == Projected(core).heads
+    torch.testing.assert_close(softmax.leaf.sum(-1), torch.ones_like(softmax.leaf[..., 0]))
+
+
+def test_a_softmax_of_plain_data_is_none_of_attention() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.transpose(1, 2).flatten(2) + x.detach().softmax(-1).mean()
 
     assert traced(Projected(core)).softmaxes == []
+
+
+def test_products_within_vmap_and_picks_by_keyword_are_left_alone() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        best = torch.topk(input=q, k=1).values
+        stacked = torch.func.vmap(torch.matmul)(q, k.mT).softmax(-1)
+        return ((stacked + best) @ v).transpose(1, 2).flatten(2)
+
+    assert len(traced(Projected(core)).softmaxes) == 1
+
+
+def test_a_bias_that_is_put_together_leaves_the_map_seen() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = functional.linear(x, m.q.weight, torch.cat([m.q.bias[:3], m.k.bias[3:]]))
+        q = y.unflatten(-1, (m.heads, -1)).transpose(1, 2)
+        return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    found = traced(Projected(core))
+    (softmax,) = found.softmaxes
+    maps = of(found, "q.weight")
+    assert [x.bias is None for x in maps] == [False, True]
+    assert any(s is maps[1].leaf for s in found.sources(softmax.logits))
+    named = {found.parameters[id(s)] for s in found.sources(softmax.logits) if id(s) in found.parameters}
+    assert {"parts.0.q.bias", "parts.0.k.bias"} <= named
 
 
 def test_the_leaves_that_a_tensor_depends_on_are_the_last_ones_cut() -> None:
