@@ -363,9 +363,9 @@ class FactorFrame(PairFrame):
     """The frame where only isometries are left of GL(d): each factor by itself, in the inv metric, with no gauge.
 
     inv is invariant under all of GL(d) acting on one factor, so a basis in which that factor is orthonormal is as good
-    as any: with G = Q R, everything happens at Q, and the end point goes back through R. Q has the left singular vectors,
-    each with its largest entry real and positive, which are the same for all pairs of an orbit: random directions are
-    drawn there. Nothing is projected away; the worst case does not need it.
+    as any: with G = Q R, everything happens at Q, and the end point goes back through R. Q has the left singular
+    vectors, each with its largest entry real and positive, which are the same for all pairs of an orbit: random
+    directions are drawn there. Nothing is projected away; the worst case does not need it.
     """
 
     def __init__(self, g: Tensor, h: Tensor, dtype: torch.dtype, *, cutoff: float) -> None:
