@@ -6,6 +6,8 @@ VENV := .venv
 OLDEST := .venv-oldest
 BIN := $(VENV)/bin
 WORKERS ?= 2
+# Where Debian's package dataset-fashion-mnist has its files.
+FASHION ?= /usr/share/datasets/fashion-mnist
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # A stamp says that an environment is up to date, so that a second run installs nothing.
@@ -18,11 +20,11 @@ ZOO := $(VENV)/.zoo
 OLDEST_DEV := $(OLDEST)/.dev
 
 .PHONY: help demo test test-fast test-oldest lint types bench radius twins diagonal orbit architectures \
-	zoo-image zoo-text zoo-finetune cards demos clean
+	zoo-image zoo-text zoo-finetune zoo-finetune-image cards demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(RUN) ## score the shipped demo model on its shipped data
 	$(BIN)/hf-geosharp score
@@ -85,6 +87,9 @@ zoo-text: $(ZOO) ## a zoo of small BERTs
 
 zoo-finetune: $(ZOO) ## a zoo of fine-tunes of one small BERT
 	$(BIN)/python -m benchmarks.zoo finetune
+
+zoo-finetune-image: $(ZOO) ## a zoo of fine-tunes of one ViT; needs Fashion-MNIST: FASHION=folder, or Debian's package
+	$(BIN)/python -m benchmarks.zoo finetune-image --fashion $(FASHION)
 
 cards: $(BENCH) ## the demo models' cards, from scores taken now
 	for name in digits-vit vader-bert; do \

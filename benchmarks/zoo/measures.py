@@ -38,29 +38,27 @@ EXACT = 3
 HESSIAN_DRAWS = 10
 """Random vectors of the trace."""
 
+_OF_IMAGES = {
+    "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "adaptive": (0.03, 0.1, 0.3, 1.0, 3.0),
+    "inv": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "mix": (0.003, 0.01, 0.03, 0.1, 0.3),
+}
+_OF_TEXTS = {
+    "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "adaptive": (0.1, 0.3, 1.0, 3.0, 10.0),
+    "inv": (0.03, 0.1, 0.3, 1.0, 3.0),
+    "mix": (0.03, 0.1, 0.3, 1.0, 3.0),
+}
 RADII: dict[str, dict[str, tuple[float, ...]]] = {
-    "image": {
-        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "adaptive": (0.03, 0.1, 0.3, 1.0, 3.0),
-        "inv": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "mix": (0.003, 0.01, 0.03, 0.1, 0.3),
-    },
-    "text": {
-        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "adaptive": (0.1, 0.3, 1.0, 3.0, 10.0),
-        "inv": (0.03, 0.1, 0.3, 1.0, 3.0),
-        "mix": (0.03, 0.1, 0.3, 1.0, 3.0),
-    },
-    "finetune": {
-        "euclidean": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "adaptive": (0.1, 0.3, 1.0, 3.0, 10.0),
-        "inv": (0.03, 0.1, 0.3, 1.0, 3.0),
-        "mix": (0.03, 0.1, 0.3, 1.0, 3.0),
-    },
+    "image": _OF_IMAGES,
+    "text": _OF_TEXTS,
+    "finetune": _OF_TEXTS,
+    "finetune-image": _OF_IMAGES,
 }
 """Of each zoo and metric: from where the loss is a slope to where it saturates."""
 
-WIDER = {"image": 1, "text": 30, "finetune": 30}
+WIDER = {"image": 1, "text": 30, "finetune": 30, "finetune-image": 30}
 """Times these are the radii of the average case, whose rise is that much smaller."""
 
 Row = dict[str, Any]
@@ -127,7 +125,7 @@ GRID = (
     *(Cell(metric, mode="average") for metric in PLAIN),
     *(Cell(metric, "second", mode="average") for metric in PAIRED),
 )
-"""Of every model of "image"; of the others all but the preset ``paper``."""
+"""Of every model of the image zoos; of the others all but the preset ``paper``."""
 
 ABLATIONS = (
     *(Cell(metric, order) for metric in PAIRED for order in ("first", "exact")),
@@ -142,7 +140,7 @@ ABLATIONS = (
 
 def grid(zoo: str) -> tuple[Cell, ...]:
     """What is measured of every model of a zoo."""
-    return tuple(cell.at(zoo) for cell in GRID if zoo == "image" or cell.preset != "paper")
+    return tuple(cell.at(zoo) for cell in GRID if "image" in zoo or cell.preset != "paper")
 
 
 def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:

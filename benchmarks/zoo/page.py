@@ -15,6 +15,7 @@ TITLES = {
     "image": "Vision transformers from scratch",
     "text": "BERTs from scratch",
     "finetune": "Fine-tunes of one BERT",
+    "finetune-image": "Fine-tunes of one vision transformer",
 }
 DATA = {
     "image": (
@@ -31,6 +32,10 @@ DATA = {
     "finetune": (
         "The same BERT and data as above, but all models start from one that was trained on the beginnings of about "
         "24,000 IMDB reviews. The IMDB texts of *elsewhere* are not among them."
+    ),
+    "finetune-image": (
+        "The ViT and data of the first zoo, but all models start from one that was trained on the 60,000 training "
+        "images of Fashion-MNIST, with a new head: clothes, then digits."
     ),
 }
 
@@ -89,7 +94,7 @@ def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 else "geodesics of first order and exact ones, the projection, damping, other batches and steps, which "
                 "`--ablated` varies, were not measured"
             )
-            + "; the preset `paper` was on the image zoo alone. Radii are five for each metric, each model was trained "
+            + "; the preset `paper` was on images alone. Radii are five for each metric, each model was trained "
             "once, and a zoo of few models (their number stands in the table above) leaves wide intervals."
         ),
     ]

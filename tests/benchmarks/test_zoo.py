@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
+from transformers import ViTForImageClassification
 
+from benchmarks.zoo import __main__ as command
 from benchmarks.zoo import findings, measures, summary, training
-from benchmarks.zoo.data import Data, balanced, turned
+from benchmarks.zoo.data import DEVIATION, MEAN, Data, MissingDataError, balanced, fashion, idx, turned
 from benchmarks.zoo.measures import Cell, Journal
 from benchmarks.zoo.page import page
 
@@ -46,6 +50,86 @@ def test_balanced_rows_are_half_and_half_and_too_few_are_refused() -> None:
     assert balanced(rows, 4) == [("a", 1), ("b", 1), ("c", 0), ("e", 0)]
     with pytest.raises(ValueError, match="fewer than 3 of a label"):
         balanced(rows, 6)
+
+
+def idx_file(values: Tensor) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + bytes(values.flatten().tolist()))
+
+
+def clothes(folder: Path, count: int = 6, side: int = 28) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (count, side, side), generator=generator)
+    labels = torch.arange(count) % 10
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(idx_file(pixels))
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(idx_file(labels))
+    return pixels, labels
+
+
+def test_idx_files_are_read_in_their_shape() -> None:
+    for values in (torch.arange(256), torch.arange(24).view(2, 3, 4)):
+        found = idx(idx_file(values), "x")
+        assert found.dtype == torch.uint8
+        assert torch.equal(found.long(), values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no gzip", "x is no whole gzip file"),
+        (idx_file(torch.arange(9))[:-9], "x is no whole gzip file"),
+        (b"", "x is no IDX file"),
+        (gzip.compress(b""), "x is no IDX file"),
+        (gzip.compress(bytes([0, 0, 13, 1, 0, 0, 0, 1]) + bytes(4)), "x is no IDX file of unsigned bytes"),
+        (gzip.compress(bytes([0, 0, 8, 3, 0, 0, 0, 1])), "x is no IDX file"),
+        (gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 5]) + bytes(4)), r"x has 4 numbers, and its head says \[5\]"),
+    ],
+)
+def test_what_is_no_idx_file_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        idx(content, "x")
+
+
+def test_fashion_is_encoded_as_the_digits_are(tmp_path: Path) -> None:
+    pixels, labels = clothes(tmp_path)
+    split = fashion(tmp_path)
+    assert split["pixel_values"].shape == (6, 1, 28, 28)
+    again = split["pixel_values"][:, 0] * DEVIATION + MEAN
+    assert torch.allclose(again * 255, pixels.float(), atol=1e-3)
+    assert torch.equal(split["labels"], labels)
+
+
+def test_images_that_do_not_fit_their_labels_are_refused(tmp_path: Path) -> None:
+    clothes(tmp_path, side=14)
+    with pytest.raises(ValueError, match="do not fit images"):
+        fashion(tmp_path)
+    clothes(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(idx_file(torch.zeros(5, dtype=torch.long)))
+    with pytest.raises(ValueError, match="5 labels do not fit images"):
+        fashion(tmp_path)
+
+
+def test_missing_data_say_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        MissingDataError, match=r"train-images.* and train-labels.*apt install dataset-fashion-mnist.*--fash"
+    ):
+        fashion(tmp_path)
+    clothes(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(MissingDataError, match=r"^train-images-idx3-ubyte\.gz of Fashion-MNIST not found in "):
+        fashion(tmp_path)
+
+
+def test_the_command_ends_with_that_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command.sources, "load", lambda *_: pictures())
+    monkeypatch.setattr(command, "make", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("sys.argv", ["zoo", "finetune-image", "--work", str(tmp_path), "--fashion", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 2
+    assert "apt install dataset-fashion-mnist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("zoo", sorted(training.CHOICES))
@@ -101,6 +185,28 @@ def test_a_model_is_trained_once_and_read_back(tmp_path: Path, monkeypatch: pyte
     training.make("image", 0, pictures(), tmp_path)
 
 
+@pytest.mark.parametrize(("zoo", "keeps"), [("finetune", True), ("finetune-image", False)])
+def test_fine_tunes_start_from_one_model_and_keep_its_head_where_classes_are_the_same(
+    zoo: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = pictures()
+    short = replace(training.PRETRAINING[zoo], recipe=replace(training.PRETRAINING[zoo].recipe, steps=3))
+    monkeypatch.setitem(training.PRETRAINING, zoo, short)
+    start = training.pretrained(zoo, data, lambda: data.train, tmp_path)
+    assert ("classifier.weight" in start) == keeps
+    again = training.pretrained(zoo, data, lambda: pytest.fail("trained again"), tmp_path)
+    assert all(torch.equal(again[name], start[name]) for name in start)
+
+    monkeypatch.setattr(training, "train", lambda *_: None)
+    models = []
+    for index in (0, 1):
+        training.make(zoo, index, data, tmp_path, start)
+        kept = ViTForImageClassification.from_pretrained(tmp_path / f"{index:03d}")
+        models.append(kept.state_dict())
+    assert all(torch.equal(model[name], start[name]) for model in models for name in start)
+    assert torch.equal(models[0]["classifier.weight"], models[1]["classifier.weight"]) == keeps
+
+
 # ------------------------------------------------------------------------------------------------------- measures
 
 
@@ -150,7 +256,7 @@ def test_the_margin_is_a_low_quantile_of_the_lead() -> None:
 def test_a_score_is_taken_at_every_radius_and_grows_with_it() -> None:
     data = pictures(64)
     torch.manual_seed(0)
-    model = training.build("image", data, 0.0).eval()
+    model = training.build(data, 0.0).eval()
     for cell in (Cell("inv", "second", batches=2, batch_size=16), Cell("adaptive", batches=1, batch_size=32)):
         cell = cell.at("image")
         values = measures.sharpness(model, data.train, cell)
@@ -195,9 +301,8 @@ def test_what_was_measured_in_another_way_is_measured_again(tmp_path: Path) -> N
 
 
 def results() -> dict[str, dict[str, Any]]:
-    order = ("image", "text", "finetune")
     found = {path.stem.removeprefix("zoo_"): json.loads(path.read_text(encoding="utf-8")) for path in KEPT}
-    return {zoo: found[zoo] for zoo in order if zoo in found}
+    return {zoo: found[zoo] for zoo in command.ZOOS if zoo in found}
 
 
 def test_the_page_is_made_of_the_data() -> None:
