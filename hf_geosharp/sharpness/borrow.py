@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
-from hf_geosharp.sharpness.randomness import random_states, set_random_states
+from hf_geosharp.randomness import random_states, set_random_states
 from hf_geosharp.sharpness.shards import Shards, rows_of
 from hf_geosharp.symmetry.parameters import Leaf, leaves
 

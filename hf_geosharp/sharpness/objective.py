@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.parallel import World
+from hf_geosharp.randomness import same_random_numbers
 from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
 from hf_geosharp.sharpness.parts import SETTLED, Batch, Weight, by_each_reading, proved_reading, rows, samples, uncut
-from hf_geosharp.sharpness.randomness import same_random_numbers
 from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.inputs import call
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
@@ -135,8 +136,7 @@ class LocalTwin:
         """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
         args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
-        with torch.no_grad(), Widened(), double_by_default(), torch.random.fork_rng():
-            torch.manual_seed(0)  # what is drawn on the way is the same each time
+        with torch.no_grad(), Widened(), double_by_default(), the_same_drawn():
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         return output_tensors(outputs)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.inputs import LARGE, Recipe, call, output_tensors, recipe
 from hf_geosharp.symmetry.map import Element, SymmetryMap, connected
@@ -211,12 +212,11 @@ class _Trial:
         # Some models draw numbers in evaluation mode too: the same ones each time.
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(torch.random.fork_rng())
+            stack.enter_context(the_same_drawn())
             if self.wide:
                 # What a model in double precision casts to single inside would hide small differences, or make them.
                 stack.enter_context(Widened())
                 stack.enter_context(double_by_default())
-            torch.manual_seed(0)
             return [[t.detach().clone() for t in output_tensors(call(self.model, b))] for b in batches]
 
     def moved(self, names: Sequence[str], act: _Act, *, short: bool = False) -> float:

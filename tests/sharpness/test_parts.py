@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from benchmarks import subjects
 from hf_geosharp import score
 from hf_geosharp.errors import UsageError
 from hf_geosharp.sharpness.memory import MicroBatch
@@ -108,14 +109,55 @@ def contrastive(outputs: Any, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(similar, torch.arange(len(similar)))
 
 
+@pytest.mark.parametrize("labels", [[0, 1, 2, 0, 1, 2], [1, 1, 1, 1, 2, 0]])
 @pytest.mark.parametrize("loss", [weighted, contrastive])
-def test_a_loss_that_is_not_made_of_those_of_its_samples_is_refused_in_parts(loss: Any) -> None:
+def test_a_loss_that_is_not_made_of_those_of_its_samples_is_refused_in_parts(loss: Any, labels: list[int]) -> None:
+    """Also where the first samples are of one class, by which a weight cannot be told."""
     model, (batch,) = bert(), bert_batches(1)
-    batch["labels"] = torch.arange(6) % 3
+    batch["labels"] = torch.tensor(labels)
     options: dict[str, Any] = {"loss": loss, "steps": 2, "reproducibility": False, "metric": "adaptive"}
     assert score(model, [batch], **options).geodesic_sharpness > 0
     with pytest.raises(UsageError, match="not made of the losses of each"):
         score(model, [batch], micro_batch=2, **options)
+
+
+class Rounding(nn.Module):
+    """Losses near 0 that are rounded otherwise with two samples than with one, as kernels do."""
+
+    def __init__(self, error: float, between: float = 0.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.error, self.between = error, between
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        losses = x * self.scale + self.error * (len(x) > 1)
+        # What samples have to do with each other: nothing where they are the same.
+        return SimpleNamespace(loss=losses.mean() + self.between * losses.var(unbiased=False))
+
+
+def in_parts(model: nn.Module) -> float:
+    batch = {"x": torch.tensor([0.001, 0.006, 0.002, 0.004]), "labels": torch.tensor([0, 1, 0, 1])}
+    return Objective(model, batch, micro_batch=1).evaluate(False)
+
+
+def test_rounding_is_not_taken_for_a_loss_that_has_no_parts() -> None:
+    """3e-5 of the smallest loss that counts were seen of a trained vision transformer in float32."""
+    assert in_parts(Rounding(5e-7)) == pytest.approx(0.00325, rel=1e-6)
+    # What rounding does not explain, and what it could not make.
+    for model in (Rounding(0.0, between=0.1), Rounding(5e-7, between=1.0), Rounding(1e-4)):
+        with pytest.raises(UsageError, match="not made of the losses of each"):
+            in_parts(model)
+
+
+@pytest.mark.parametrize("name", ["digits-vit", "digits-vit-twin"])
+def test_pairs_of_a_trained_model_are_settled_whatever_their_losses(name: str) -> None:
+    """Of the training images most have losses near 0, and the twin rounds them ten times as much: by 4e-6 at most."""
+    model, (whole,) = subjects.demo(name)
+    with torch.no_grad():
+        for first in range(0, 128, 2):
+            pair = rows(whole, first, first + 2)
+            expected = float(model(**pair).loss)
+            assert Objective(model, pair, micro_batch=1).evaluate(False) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_mean_over_tokens_of_the_callers_is_told_from_one_over_samples() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -27,3 +30,14 @@ def same_random_numbers() -> None:
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
+
+
+@contextmanager
+def the_same_drawn() -> Iterator[None]:
+    """What is drawn meanwhile is the same each time; afterwards all goes on as if nothing had been drawn."""
+    states = random_states()
+    try:
+        same_random_numbers()
+        yield
+    finally:
+        set_random_states(states)
