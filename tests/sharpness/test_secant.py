@@ -196,6 +196,23 @@ def test_a_step_that_must_not_be_long_is_the_best_of_those_that_are_not(seed: in
     assert float(gains.max()) <= model.gain(z)[0] * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_how_long_a_step_is_for_a_sigma_is_known_without_the_step(seed: int) -> None:
+    """Inside the ball and on the sphere, and where both sides of the top axis are as good."""
+    generator = torch.Generator().manual_seed(seed)
+    center, slope, s, y = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    tied = torch.eye(6, dtype=torch.float64)[:2]
+    for model in (
+        model_around(center / center.norm(), slope, s, 0.3 * y),
+        model_around(tied[0], tied[0], tied[1], 5 * tied[1]),
+    ):
+        for rho in (1.0, 1.7):
+            length = model._lengths(rho)
+            for sigma in (0.0, 1e-3, 0.4, 3.0, 50.0, 1e4):
+                measured = float((model.largest(sigma, rho) - model.center).norm())
+                assert length(sigma) == pytest.approx(measured, rel=1e-9, abs=1e-12)
+
+
 def test_where_only_a_leap_is_better_a_step_goes_some_of_the_way() -> None:
     """The slope points outwards at a point of the sphere, and the loss is curved most across it."""
     center, s = torch.eye(4, dtype=torch.float64)[:2]
