@@ -27,6 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +36,8 @@ from hf_geosharp.geometry.space import Part, Space, Tangent
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
-from hf_geosharp.sharpness.secant import largest_in_ball, secant
+from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.trust_region import largest_in_ball
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -264,7 +266,8 @@ def exact_mix(data: Data, products: Tensor, rho: float) -> float:
     n = len(data.y)
     slope = (data.x @ products - data.y) @ data.x / n
     hessian = data.x.mT @ data.x / n
-    delta = largest_in_ball(slope, hessian, math.sqrt(2) * rho, torch.zeros_like(products))
+    found = largest_in_ball(slope.numpy(), hessian.numpy(), math.sqrt(2) * rho, np.zeros(len(products)))
+    delta = torch.from_numpy(found)
     return float(slope @ delta + delta @ hessian @ delta / 2)
 
 

@@ -104,6 +104,15 @@ class SecondOrder:
     w: Tensor
     swapped: bool
 
+    @property
+    def factors(self) -> tuple[Tensor, ...]:
+        """All that it is made of."""
+        return self.p, self.a, self.b, self.root, self.w
+
+    def to(self, dtype: torch.dtype) -> SecondOrder:
+        """The same in another real dtype."""
+        return SecondOrder(*(x.to(dtype) for x in self.factors), swapped=self.swapped)
+
     def coefficients(self, k: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         """(α, β), each (2, copies, d, d) for both factors, from K and W of both."""
         if self.swapped:

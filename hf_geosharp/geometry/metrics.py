@@ -259,7 +259,8 @@ class Mix(PairMetric):
 class PairFrame(Frame):
     """The frame of inv or mix at a canonical representative.
 
-    Tall products run in ``dtype``, everything d x d in double precision.
+    What depends on the representative alone is worked out in double precision, exact geodesics are, too. All else runs
+    in ``dtype``: products of tall matrices have no more digits than that.
     """
 
     def __init__(self, metric: PairMetric, base: Canonical, dtype: torch.dtype, damping: float = 0.0) -> None:
@@ -278,10 +279,19 @@ class PairFrame(Frame):
         of_q, of_p, divisor = metric.vertical(self.s, self.e)
         there = self.kept.unsqueeze(-1) & self.kept.unsqueeze(-2)
         share = torch.where(there, 1 / torch.where(there, divisor, 1.0), 0.0)
-        self._of_q = share * of_q * self.root.unsqueeze(-1) * self.w.unsqueeze(-2)
-        self._of_p = share * of_p * self.w.unsqueeze(-1) * self.root.unsqueeze(-2)
-        self._outward = self.root.unsqueeze(-1) * self._back.unsqueeze(-2)
-        self.second = metric.second(self.s, self.w, self.shift)
+        projection = (
+            share * of_q * self.root.unsqueeze(-1) * self.w.unsqueeze(-2),
+            share * of_p * self.w.unsqueeze(-1) * self.root.unsqueeze(-2),
+            self.root.unsqueeze(-1) * self._back.unsqueeze(-2),
+        )
+        second = metric.second(self.s, self.w, self.shift)
+        # Pairs that are almost zero have factors that single precision does not hold.
+        largest = max(float(x.abs().max()) for x in (*projection, *second.factors) if x.numel())
+        fits = largest <= torch.finfo(dtype).max
+        self._small = dtype if fits else torch.promote_types(dtype, torch.float64)
+        """The dtype of d x d matrices."""
+        self._of_q, self._of_p, self._outward = (x.to(self._small.to_real()) for x in projection)
+        self.second = second.to(self._small.to_real())
 
     @property
     def copies(self) -> int:
@@ -322,13 +332,8 @@ class PairFrame(Frame):
         return (self._of_q * p[1]).sub_(self._of_p * p[0].mH)
 
     def products(self, left: Tensors, right: Tensors) -> Tensor:
-        """LᴴR of both factors in double precision, (2, copies, d, d)."""
-        d = self.s.shape[-1]
-        dtype = torch.complex128 if left[0].is_complex() else torch.float64
-        out = torch.empty(2, self.copies, d, d, dtype=dtype, device=left[0].device)
-        for target, x, y in zip(out, left, right, strict=True):
-            target.copy_(x.mH @ y)
-        return out
+        """LᴴR of both factors, (2, copies, d, d)."""
+        return torch.stack([x.mH @ y for x, y in zip(left, right, strict=True)]).to(self._small)
 
     def geodesic(self, u: Tensors, order: Order, out: Tensors | None = None) -> EndPoint:
         """G(1) and H(1) in the canonical gauge, of the given order."""
@@ -343,8 +348,9 @@ class PairFrame(Frame):
         return self._exact(k, n, tolerance)
 
     def _exact(self, k: Tensor, n: Tensor, tolerance: float) -> Expansion:
-        """By a graph of d x d matrices."""
-        k, n = (x.detach().requires_grad_() for x in (k, n))
+        """By a graph of d x d matrices in double precision."""
+        small, wide = k.dtype, torch.promote_types(k.dtype, torch.float64)
+        k, n = (x.detach().to(wide).requires_grad_() for x in (k, n))
         root, w = self.root.to(k.dtype).unsqueeze(-1), self.w.to(k.dtype).unsqueeze(-1)
         with torch.enable_grad():
             g, h = (Grams(self.s, w * k[i] * root.mT, w * n[i] * w.mT) for i in (0, 1))
@@ -353,10 +359,10 @@ class PairFrame(Frame):
             outputs = root * end[..., :d, :], w * end[..., d:, :]
 
         def back(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-            bars = torch.autograd.grad(outputs, (k, n), (alpha, beta), retain_graph=True)
-            return bars[0], bars[1]
+            bars = torch.autograd.grad(outputs, (k, n), (alpha.to(wide), beta.to(wide)), retain_graph=True)
+            return bars[0].to(small), bars[1].to(small)
 
-        return Expansion(outputs[0].detach(), outputs[1].detach(), back)
+        return Expansion(outputs[0].detach().to(small), outputs[1].detach().to(small), back)
 
 
 class FactorFrame(PairFrame):
@@ -457,7 +463,7 @@ class StraightEnd(EndPoint):
         pulled = [torch.mul(x.mT, self._w, out=o.mT) for x, o in zip(covector, places, strict=True)]
         if horizontal:
             # As frame.horizontal, with QᴴU out of the covector.
-            x = frame._vertical(frame.products(frame.q, covector) * frame.w.unsqueeze(-2))
+            x = frame._vertical(frame.products(frame.q, covector) * self._w.mT)
             for result, q, c in zip(pulled, frame.q, (frame._outward * x.mH, -frame._outward * x), strict=True):
                 result.baddbmm_(c.to(q.dtype).mT, q.mT)
         return tuple(x.mT for x in pulled)

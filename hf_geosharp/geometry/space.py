@@ -55,16 +55,6 @@ class Tangent:
         return torch.cat([p.reshape(-1) for p in self.pieces])
 
 
-class Handed(Tangent):
-    """A tangent vector that is handed over: whoever gets it may take its memory, which frees what is not used."""
-
-    def taken(self) -> Tangent:
-        """What it was; nothing is left here."""
-        own = Tangent(self.pieces)
-        object.__setattr__(self, "pieces", ())
-        return own
-
-
 @dataclass(frozen=True)
 class Part:
     """A batch of pairs, or one loose parameter.

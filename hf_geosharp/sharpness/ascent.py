@@ -37,7 +37,8 @@ class NotFiniteError(ValueError):
 class Climb:
     """The best point found. ``rise`` is its loss less ``base``; ``history`` the best rise after each step.
 
-    ``stopped`` says why the climb ended: "converged" by its own rule, or "budget" when its steps were used up.
+    ``stopped`` says why the climb ended: "converged" by its own rule, "budget" when its steps were used up, "lost" when
+    it gave up because it found no finite loss above the first.
     """
 
     u: Tangent
@@ -53,8 +54,18 @@ class Climb:
         return len(self.history) - 1
 
     @property
+    def lost(self) -> bool:
+        """Whether it found nothing, and points without a finite loss kept it from looking."""
+        return self.rise == 0 and not self.finite
+
+    @property
     def converged(self) -> bool:
-        """Whether it stopped by its own rule, or the last quarter of its steps raised the value by less than 1 %."""
+        """Whether it stopped by its own rule, or the last quarter of its steps raised the value by less than 1 %.
+
+        Not if it is :attr:`lost`.
+        """
+        if self.lost:
+            return False
         if self.stopped == "converged":
             return True
         if self.steps < 4:

@@ -24,7 +24,7 @@ from hf_geosharp.geometry.metrics import (
     Order,
     Tensors,
 )
-from hf_geosharp.geometry.space import Handed, Part, Recipe, Space, Tangent, Vector
+from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.loose import Bundle, Loose, bundled, free_entries, lies_in
 from hf_geosharp.sharpness.stacks import Bound, Stack, device_of, stacked
@@ -293,10 +293,9 @@ class Chart:
     def write(self, u: Vector, order: Order | None = None) -> None:
         """Puts the weights γ_u(1) into the model, and remembers the way back for :meth:`pull`.
 
-        Of a u that is handed over, only what the way back needs stays in memory; of a recipe nothing, and its vectors
-        have to be as they are until then. ``order`` takes another geodesic than the chart's.
+        Nothing of a recipe stays in memory, and its vectors have to be as they are until then. ``order`` takes another
+        geodesic than the chart's.
         """
-        u = u.taken() if isinstance(u, Handed) else u
         self._again, self._ends, ends = {}, None, []
         for i, part in enumerate(self.space.parts):
             piece = u.piece(i)

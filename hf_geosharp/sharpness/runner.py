@@ -255,7 +255,12 @@ class Runner:
         climb = ball.worst(rho, report)
         if not climb.finite:
             where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
-            self._batch_notes.append(f"batch {index}: the loss is not finite at some points of the ball, {where}")
+            text = f"batch {index}: the loss is not finite at some points of the ball, {where}"
+            if climb.lost:
+                text += ", and no higher one was found elsewhere: 0 is no measurement. Take a smaller radius"
+                if ball.settings.metric == "mix":
+                    text += ", or inv if pairs are almost zero: mix lets them move as far as all others"
+            self._batch_notes.append(text)
         return BatchScore(
             index, ball.base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
         )  # fmt: skip

@@ -13,33 +13,25 @@ keeps its word. As σ falls the maximum may leap across the ball, to where nothi
 than the last one that raised the loss, or as long as one that did not.
 
 A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
-(c, g, the last step and the change of the gradient over it). A point is handed to whoever evaluates it and made once
-more, from the same four, if it turns out to be wanted; in a large space it is not even kept for the evaluation.
+(c, g, the last step and the change of the gradient over it) beside the point that is evaluated. In a large space that
+one is not kept: whoever evaluates it gets what it is made of, and it is made once more if it turns out to be wanted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
-from hf_geosharp.geometry.space import Handed, Recipe, Space, Sum, Tangent, Vector
+from hf_geosharp.geometry.space import Space, Sum, Tangent, Vector
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
+from hf_geosharp.sharpness.trust_region import Array, Quadratic
 
 TOLERANCE = 2e-3
 """Share of the rise that is not worth a step."""
-
-TRUST = 0.3
-"""Relative error of a step's quadratic at its other end up to which it is used."""
-
-TIE = 1e-3
-"""Relative slope along the top axis of the model below which either side of it is as good."""
-
-SAME = 1e-9
-"""Relative difference of eigenvalues up to which they are one."""
 
 RELEASE = 0.5
 """Factor of σ after a step that raised the loss."""
@@ -53,14 +45,8 @@ SHRINK = 0.5
 SURE = 0.1
 """Share of TOLERANCE that the next step may promise where one small step is enough to end the climb."""
 
-HALVINGS = 30
-"""Of an interval of σ, to find the step that is not too long."""
-
-NEWTON = 50
-"""Newton steps at most, which rise to the root; a few are enough."""
-
 KEPT = 1 << 22
-"""Coordinates of a space up to which the point that is evaluated is kept meanwhile: it takes less time."""
+"""Coordinates of a space up to which the point that is evaluated is kept: it takes less time."""
 
 
 def settled(rises: Sequence[float], promise: float, noise: float) -> bool:
@@ -133,7 +119,8 @@ def secant(
         promise = walk.plan()
         point = None if settled(counted, promise, walk.noise) else walk.next(promise, generator)
         if point is None:
-            return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
+            climb = Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
+            return replace(climb, stopped="lost") if climb.lost else climb
         good = walk.take(*evaluate(point, k < steps))
         del point
         history.append(walk.loss - base)
@@ -173,9 +160,9 @@ class _Walk:
         self._sigma = 0.0
         self._longest = math.inf
         """How long the next step may be."""
-        self._model: _Model | None = None
+        self._model: Quadratic | None = None
         """Of what is known now; None until it is asked for."""
-        self._plan = torch.empty(0)
+        self._plan: Array = np.empty(0)
         self._promised = self._length = 0.0
         """What the model without σ says of the point that is proposed, and how far that is from the best one."""
         self._proposed: Vector | None = None
@@ -215,6 +202,7 @@ class _Walk:
     def _make(self) -> Vector:
         assert self._model is not None
         recipe = self._model.recipe(self._plan, self._inside)
+        self._proposed = None  # its memory may do for this one
         point = self.space.empty() if self.space.size <= KEPT else None
         vector: Vector = recipe if point is None else point
         (self._square,) = self.space.sweep(() if point is None else (Sum(point, recipe),), ((vector, vector),))
@@ -225,8 +213,8 @@ class _Walk:
             self._square *= recipe.factor**2
             if point is not None:
                 point.mul_(recipe.factor)
-        self._proposed = recipe
-        return recipe if point is None else Handed(point.pieces)
+        self._proposed = recipe if point is None else point
+        return self._proposed
 
     def _anywhere(self, generator: torch.Generator) -> Tangent:
         """A random point as far away as there were finite losses."""
@@ -294,170 +282,13 @@ class _Walk:
         steps = (Sum.of(a, (a, 1.0), (b, -1.0)) for a, b in ((other, self.u), (gradient, g)))
         self._model = self._modelled((*made, *steps), (self.u, g, other, gradient))
 
-    def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> _Model:
+    def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> Quadratic:
         """What is known once these sums are worked out."""
-        gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+        gram = np.zeros((len(vectors), len(vectors)))
         places = [(i, j) for j in range(len(vectors)) for i in range(j + 1) if i < j or i > 1]
         products = self.space.sweep(sums, [(vectors[i], vectors[j]) for i, j in places])
         for (i, j), product in zip(places, products, strict=True):
             gram[i, j] = gram[j, i] = product
         gram[0, 0], gram[1, 1] = self._squares
         limit = max(1e-10, 100 * torch.finfo(self.space.dtype).eps)
-        return _Model(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)
-
-
-class _Model:
-    """The quadratic around a point, in an orthonormal basis of the span of the vectors that it is made of."""
-
-    def __init__(
-        self, vectors: tuple[Tangent, ...], gram: Tensor, limit: float, loss: float | None, noise: float
-    ) -> None:
-        """Of (u, g) or (u, g, s, y) with these inner products; ``loss`` is how much higher it is at the end of s.
-
-        Directions that vectors have in common but for a share of ``limit`` of their squares are left out.
-        """
-        if loss is not None and not _quadratic(gram, loss, noise):
-            vectors, gram = vectors[:2], gram[:2, :2]
-        self.vectors, self._gram = vectors, gram
-        lengths = gram.diagonal().sqrt()
-        inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
-        values, axes = torch.linalg.eigh(inverse[:, None] * gram * inverse)
-        # Below this the directions of nearly dependent vectors are rounding.
-        kept = values > limit
-        self.basis = inverse[:, None] * axes[:, kept] / values[kept].sqrt()
-        coordinates = self.basis.mT @ gram
-        self.center, self.slope = coordinates[:, 0], coordinates[:, 1]
-        self.hessian = torch.zeros(len(coordinates), len(coordinates), dtype=torch.float64)
-        if len(self.vectors) == 4:
-            self.hessian = _curvature(coordinates[:, 2], coordinates[:, 3])
-
-    def largest(self, sigma: float, rho: float) -> Tensor:
-        """Coordinates of the maximum in the ball."""
-        damped = self.hessian - sigma * torch.eye(len(self.center), dtype=torch.float64)
-        return largest_in_ball(self.slope - damped @ self.center, damped, rho, self.center)
-
-    def within(self, longest: float, sigma: float, rho: float) -> Tensor:
-        """The same for the least σ, not below this one, at which the step is not longer than that.
-
-        As σ grows the step gets shorter, but it may do so in a leap: between a far maximum and a near one that are as
-        good. Where the near one is no step at all, the point at that distance on the way to the far one is taken.
-        """
-        unit = sigma + float(self.slope.norm()) / rho
-        low, high = 0.0, math.inf
-        length = self._lengths(rho)
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2 if high < math.inf else 2 * low + unit
-            if length(sigma + middle) <= longest:
-                high = middle
-            else:
-                low = middle
-        near = self.center if high == math.inf else self.largest(sigma + high, rho)
-        if float((near - self.center).norm()) > TIE * longest:
-            return near
-        step = self.largest(sigma + low, rho) - self.center
-        return self.center + step * (longest / float(step.norm()))
-
-    def _lengths(self, rho: float) -> Callable[[float], float]:
-        """How long the step to the maximum is for each σ: by Newton's method in the axes of the matrix, which σ leaves.
-
-        Where sides of the top axis are about equally good it is measured.
-        """
-        values, axes = torch.linalg.eigh(self.hessian)
-        w, slope, center = (x.tolist() for x in (values, axes.mT @ self.slope, axes.mT @ self.center))
-
-        def length(sigma: float) -> float:
-            highest = w[-1] - sigma
-            same = SAME * max(abs(w[0] - sigma), abs(highest))
-            linear = [s - (a - sigma) * c for s, a, c in zip(slope, w, center, strict=True)]
-            lead = math.hypot(*(x for x, a in zip(linear, w, strict=True) if a >= w[-1] - same))
-            if lead <= 2 * TIE * (math.hypot(*linear) + rho * abs(highest)):
-                return float((self.largest(sigma, rho) - self.center).norm())
-            # The pole lies below the multiplier, and this below the root.
-            multiplier = max(highest + lead / rho, 0.0)
-            for _ in range(NEWTON):
-                gaps = [multiplier + sigma - a for a in w]
-                z = [x / gap for x, gap in zip(linear, gaps, strict=True)]
-                size = math.hypot(*z)
-                if size <= rho * (1 + 1e-15):
-                    break
-                multiplier += (size / rho - 1) * size**2 / sum(x * x / gap for x, gap in zip(z, gaps, strict=True))
-            return math.hypot(*(x - c for x, c in zip(z, center, strict=True)))
-
-        return length
-
-    def gain(self, z: Tensor) -> tuple[float, float]:
-        """What the model without σ promises of the step to z, and the length of that step."""
-        step = z - self.center
-        return float(self.slope @ step + step @ self.hessian @ step / 2), float(step.norm())
-
-    def recipe(self, z: Tensor, inside: float) -> Recipe:
-        """The tangent vector with these coordinates, or as much of it as is not longer than ``inside``."""
-        coefficients = self.basis @ z
-        size = math.sqrt(max(float(coefficients @ self._gram @ coefficients), 0.0))
-        if size > inside:
-            coefficients *= inside / size
-        terms = list(zip(self.vectors, coefficients.tolist(), strict=True))
-        # The last step comes first, whose memory the point may take.
-        return Recipe(tuple(terms[2:3] + terms[:2] + terms[3:]))
-
-
-def _quadratic(gram: Tensor, loss: float, noise: float) -> bool:
-    """Whether the quadratic that slope and change of gradient make along the last step has its loss at the other end.
-
-    ``gram`` has the inner products of u, g, s and y.
-    """
-    linear, curved = float(gram[1, 2]), float(gram[2, 3]) / 2
-    return abs(loss - linear - curved) <= TRUST * (abs(linear) + abs(curved)) + noise
-
-
-def _curvature(s: Tensor, y: Tensor) -> Tensor:
-    """The B of the model: B s = y, and as much against the direction in which the gradient turned as it turned.
-
-    Nothing is known of the curvature across the step. The least symmetric B has none, so that it rises in a direction
-    between the two however the gradient turned, and long steps go there in vain.
-    """
-    size = s.norm()
-    s, y = s / size, y / size
-    along = s @ y
-    across = y - along * s
-    turn = across.norm()
-    matrix = along * torch.outer(s, s) + torch.outer(across, s) + torch.outer(s, across)
-    return matrix - torch.outer(across, across) / turn if turn > 0 else matrix
-
-
-def largest_in_ball(linear: Tensor, matrix: Tensor, rho: float, near: Tensor) -> Tensor:
-    """The z with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix.
-
-    Of two that are about equally good the one nearer to ``near``: rounding must not choose.
-    """
-    if not len(linear):
-        return linear
-    values, axes = torch.linalg.eigh(matrix)
-    slope = axes.mT @ linear
-    # Which axes an eigenvalue has that is there several times is chance: they are one thing.
-    top = values >= values[-1] - SAME * values.abs().max()
-    lead, highest = slope[top], float(values[-1])
-    c = [*slope[~top].tolist(), float(lead.norm())]
-    w = [*values[~top].tolist(), highest]
-
-    def at(multiplier: float) -> list[float]:
-        return [a / (multiplier - b) if a else 0.0 for a, b in zip(c, w, strict=True)]
-
-    if highest < 0 and math.hypot(*at(0.0)) <= rho:
-        return axes @ (slope / -values)
-    low = max(highest, 0.0)
-    high = low + math.hypot(*c) / rho
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if math.hypot(*at(middle)) > rho else (low, middle)
-    if high <= 0:
-        return torch.zeros_like(linear)
-    # On the sphere. Where the slope has hardly a part along the top axes, the maximum lies on either side of them.
-    z = torch.zeros_like(slope)
-    z[~top] = slope[~top] / (high - values[~top])
-    if c[-1] <= TIE * (math.hypot(*c) + rho * abs(highest)):
-        side = axes[:, top].mT @ near
-        lead = side if float(side.norm()) > SAME * rho else lead
-    if not lead.any():
-        lead = torch.ones_like(lead)
-    z[top] = lead / lead.norm() * (rho**2 - z.square().sum()).clamp(min=0).sqrt()
-    return axes @ z
+        return Quadratic(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)

@@ -308,6 +308,24 @@ def test_average_sharpness_does_not_depend_on_the_weights_a_function_is_written_
     assert results[1].geodesic_sharpness == pytest.approx(results[0].geodesic_sharpness, rel=1e-6)
 
 
+@pytest.mark.parametrize("ascent", ["secant", "apgd"])
+def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(ascent: str) -> None:
+    """A head that weight decay has all but removed: mix moves it as far as all others, and far too far."""
+    model = bert(layers=1)
+    attention = model.bert.encoder.layer[0].attention
+    with torch.no_grad():
+        for linear in (attention.self.query, attention.self.key):
+            linear.weight[:4] *= 1e-12
+            linear.bias[:4] *= 1e-12
+    mix, inv = (score(model, bert_batches(1), metric=m, rho=0.01, ascent=ascent) for m in ("mix", "inv"))
+    assert mix.geodesic_sharpness == 0
+    assert not mix.per_batch[0].converged
+    assert mix.per_batch[0].stopped == ("lost" if ascent == "secant" else "budget")
+    assert any("0 is no measurement" in text and "inv" in text for text in mix.warnings)
+    assert inv.geodesic_sharpness > 0
+    assert not inv.warnings
+
+
 def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+30"):
         quick(bert(), bert_batches(1), average=True, rho=1e30)
