@@ -111,7 +111,8 @@ class SecondOrder:
 
     def to(self, dtype: torch.dtype) -> SecondOrder:
         """The same in another real dtype."""
-        return SecondOrder(*(x.to(dtype) for x in self.factors), swapped=self.swapped)
+        p, a, b, root, w = (x.to(dtype) for x in self.factors)
+        return SecondOrder(p, a, b, root, w, self.swapped)
 
     def coefficients(self, k: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         """(α, β), each (2, copies, d, d) for both factors, from K and W of both."""
