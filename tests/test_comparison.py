@@ -277,6 +277,7 @@ def options(world: dict[str, Path], **changes: Any) -> dict[str, Any]:
     return {"data": str(world["data"]), "samples": 16, "batch_size": 8, "steps": 2, "device": "cpu", **changes}
 
 
+@pytest.mark.slow
 def test_a_run_of_checkpoints_with_broken_ones(world: dict[str, Path], tmp_path: Path) -> None:
     from hf_geosharp.scoring import score_pretrained
 
@@ -335,6 +336,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.slow
 def test_checkpoints_broken_in_any_way_are_skipped(world: dict[str, Path], tmp_path: Path) -> None:
     for name in ("checkpoint-10", "checkpoint-40"):
         shutil.copytree(world["run"] / name, tmp_path / name)
@@ -349,6 +351,7 @@ def test_checkpoints_broken_in_any_way_are_skipped(world: dict[str, Path], tmp_p
         assert reason in skipped.reason
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on_where_it_was(world: dict[str, Path], tmp_path: Path) -> None:
     models = [str(world["run"] / name) for name in ("checkpoint-10", "checkpoint-40")]
     unbroken = compare_pretrained(models, **options(world))
@@ -436,6 +439,7 @@ def test_names_that_are_no_comparison(world: dict[str, Path]) -> None:
         compare_pretrained([one, str(world["root"] / "none")], **options(world))
 
 
+@pytest.mark.slow
 def test_a_model_against_a_result_of_other_settings(world: dict[str, Path], tmp_path: Path) -> None:
     held = write(tmp_path, "held", result_of("other", [1.0, 2.0], batch_size=8))
     one = str(world["run"] / "checkpoint-10")
@@ -446,6 +450,7 @@ def test_a_model_against_a_result_of_other_settings(world: dict[str, Path], tmp_
     assert found.next[0].apart is None
 
 
+@pytest.mark.slow
 def test_the_classes_may_have_other_numbers(world: dict[str, Path], tmp_path: Path) -> None:
     """Two models of one function whose classes are numbered the other way round have the same score by names."""
     import datasets

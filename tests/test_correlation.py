@@ -76,6 +76,7 @@ def test_the_p_value_of_many_models_is_close_to_the_exact_one_and_seeded() -> No
     assert abs(kendall.p_value - exact) < 10 * np.sqrt(exact / 2 / 9999) + 2e-4
 
 
+@pytest.mark.slow
 def test_the_interval_is_the_percentile_bootstrap_of_scipy() -> None:
     rng = np.random.default_rng(4)
     x = rng.normal(size=25)

@@ -334,6 +334,7 @@ def test_the_same_weights_are_proved_once(proofs: list[nn.Module]) -> None:
     assert len(proofs) == 2
 
 
+@pytest.mark.slow
 def test_other_weights_other_inputs_and_other_wishes_are_proved_anew(proofs: list[nn.Module]) -> None:
     inspect(build("bert"))
     changed = build("bert")

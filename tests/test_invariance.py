@@ -88,23 +88,27 @@ def test_the_score_of_a_moved_model_is_the_same(family: Family) -> None:
 
 
 @each_casting_family
+@pytest.mark.slow
 def test_with_its_casts_widened_every_family_is_invariant_to_float64(family: Family) -> None:
     with Widened():
         assert difference(twins(family.name), family.name, "inv", "second") <= WIDE
 
 
 @each_family
+@pytest.mark.slow
 def test_adaptive_sharpness_of_a_moved_model_is_another_number(family: Family) -> None:
     first, second = (run(m, family.name, "adaptive").geodesic_sharpness for m in twins(family.name))
     assert abs(first - second) > 0.1 * max(first, second)
 
 
 @each_family
+@pytest.mark.slow
 def test_in_float32_the_score_of_a_moved_model_agrees_to_four_digits(family: Family) -> None:
     assert difference(twins(family.name, torch.float32), family.name, "inv", "second") <= SINGLE
 
 
 @each_family
+@pytest.mark.slow
 def test_the_radius_used_here_is_one_at_which_the_score_is_reproducible(family: Family) -> None:
     for metric in ("inv", "mix"):
         result = run(twins(family.name)[0], family.name, metric, reproducibility=True)
@@ -239,6 +243,7 @@ MOVES: dict[str, Callable[[Any, Tensor], None]] = {
 
 
 @pytest.mark.parametrize("name", MOVES)
+@pytest.mark.slow
 def test_a_move_written_out_for_one_architecture_changes_the_weights_and_not_the_score(name: str) -> None:
     model, moved = build(name), build(name)
     a = torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -239,6 +239,7 @@ def test_rank_0_tells_the_user_before_the_others_end(failing: int) -> None:
     assert [error.reported for error in errors] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_rank_without_a_sign_of_life_is_given_up_by_name() -> None:
     def work(world: World) -> None:
         if world.rank == 1:
@@ -274,6 +275,7 @@ def test_a_search_for_symmetries_that_takes_long_is_waited_for(monkeypatch: pyte
     assert found[0].per_batch == found[1].per_batch
 
 
+@pytest.mark.slow
 def test_a_slow_rank_that_tells_of_itself_is_waited_for() -> None:
     def work(world: World) -> list[int]:
         for step in range(12 if world.rank == 1 else 0):

@@ -123,6 +123,7 @@ class TestEvaluate:
         # Nothing half-done is left.
         assert [entry.name for entry in cache.iterdir()] == [registration.registered().parent.name]
 
+    @pytest.mark.slow
     def test_a_reader_never_sees_a_folder_without_its_script(self, cache: Path) -> None:
         writers = [
             python(
@@ -319,6 +320,7 @@ class TestHf:
         environment = os.environ | {"HF_HUB_DISABLE_UPDATE_CHECK": "1", registration.OPT_OUT: "1"}
         return subprocess.run([command, *args], env=environment, capture_output=True, text=True, timeout=120)
 
+    @pytest.mark.slow
     def test_runs_this_installation(self, folder: Path) -> None:
         assert registration.register_hf_cli() == folder / "manifest.json"
         assert registration.registered_hf_cli() == folder / "manifest.json"

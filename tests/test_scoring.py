@@ -83,6 +83,7 @@ def test_a_demo_that_does_not_ship_is_a_usage_error() -> None:
         scored("demo:digits-cnn")
 
 
+@pytest.mark.slow
 def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
     result = scored("demo:digits-vit", metric="mix", rho=(1.0, 1e-3), samples=128, ascent="apgd")
     assert {p.rho: p.reproducible for p in result.curve} == {1e-3: True, 1.0: False}
@@ -91,6 +92,7 @@ def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
     assert any("rho 1 is not reproducible" in w and "smaller radius" in w for w in result.warnings)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_loaded_is_scored_as_by_its_name() -> None:
     options = {"samples": 32, "batch_size": 32, "steps": 2}
     loaded = load_pretrained("demo:digits-vit", device="cpu", dtype="float64")
@@ -112,6 +114,7 @@ def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused()
         score_pretrained(loaded, data=[{}], split="test")
 
 
+@pytest.mark.slow
 def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
     folder = shutil.copytree(demos.path("digits-vit"), tmp_path / "model")
     data = next((folder / "data").glob("train*"))

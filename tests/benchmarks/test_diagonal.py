@@ -155,6 +155,7 @@ def test_the_bootstrap_leaves_a_perfect_order_perfect_and_is_the_same_each_time(
 # ------------------------------------------------------------------------------------------------------------- run
 
 
+@pytest.mark.slow
 def test_networks_that_do_not_reach_the_loss_are_counted_and_left_out() -> None:
     row = diagonal.one_seed(0, [(1.0, 0.02), (0.8, 0.03), (0.6, 0.06), (0.02, 0.02), (1.0, 5.0)], budget=3000)
     assert row["counts"] == {"trained": 5, "reached": 3, "diverged": 1, "too slow": 1}

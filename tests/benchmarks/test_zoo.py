@@ -253,6 +253,7 @@ def test_the_margin_is_a_low_quantile_of_the_lead() -> None:
     assert measures.margin(model, batch) == pytest.approx(leads[50], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_score_is_taken_at_every_radius_and_grows_with_it() -> None:
     data = pictures(64)
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -141,6 +142,7 @@ relaxed = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[
 
 @relaxed
 @given(cards())
+@pytest.mark.slow
 def test_what_is_not_ours_survives(content: bytes) -> None:
     new = merged(content)
     if new is None:
@@ -157,6 +159,7 @@ def test_what_is_not_ours_survives(content: bytes) -> None:
 
 @relaxed
 @given(cards())
+@pytest.mark.slow
 def test_removing_undoes_merging(content: bytes) -> None:
     new = merged(content)
     if new is None:

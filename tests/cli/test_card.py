@@ -129,6 +129,7 @@ def test_score_puts_its_result_into_a_card_as_well(run: Run, model: Path, scorin
     assert len(scoring.calls) == 1
 
 
+@pytest.mark.slow
 def test_the_picture_lies_beside_the_card(run: Run, model: Path, score_file: str) -> None:
     pytest.importorskip("matplotlib")
     assert run("card", str(model), "--result", score_file, "--plot").exit_code == 0
@@ -241,6 +242,7 @@ def shell(tmp_path: Path) -> Any:
         yield Shell(hub, tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_a_card_of_the_hub_is_compared_and_then_pushed(shell: Shell, score_file: str) -> None:
     repo = shell.hub.repos["me/small-bert"]
     compared = shell("me/small-bert", "--result", score_file)
@@ -273,6 +275,7 @@ def test_elsewhere_a_pull_request_is_opened(shell: Shell, score_file: str) -> No
     ],
     ids=["gated", "conflict", "hanging"],
 )
+@pytest.mark.slow
 def test_failures_of_the_hub_end_with_4(
     shell: Shell, score_file: str, endpoint: str, answer: Answer | str, says: str
 ) -> None:

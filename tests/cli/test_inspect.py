@@ -171,6 +171,7 @@ def test_json_file_and_tree(inspecting: Stub, run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "PDF"])
+@pytest.mark.slow
 def test_the_heat_map_is_the_same_file_each_time(inspecting: Stub, run: Run, tmp_path: Path, ending: str) -> None:
     target = tmp_path / f"heads.{ending}"
     done = run("inspect", "m", "--plot", str(target))

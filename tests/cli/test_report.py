@@ -45,6 +45,7 @@ def test_the_page_goes_to_stdout(run: Run, one: str, tmp_path: Path) -> None:
     assert done.stdout_bytes == target.read_bytes()
 
 
+@pytest.mark.slow
 def test_every_picture_as_png_and_svg(run: Run, tmp_path: Path) -> None:
     result = str(write(tmp_path, "one", full("me/one")))
     done = run("report", result, "--plots", str(tmp_path / "new" / "plots"))

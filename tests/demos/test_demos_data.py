@@ -74,6 +74,7 @@ def test_model_loads_with_every_weight_and_no_other(name: str) -> None:
 
 @pytest.mark.parametrize("part", SPLITS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_scores_are_the_stated_ones(name: str, part: str, split: Any) -> None:
     data = split(name, part)
     model = MODEL_CLASSES[name].from_pretrained(DEMOS / name)

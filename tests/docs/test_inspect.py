@@ -26,6 +26,7 @@ def blocks(language: str) -> list[str]:
     return fenced(PAGE, language)
 
 
+@pytest.mark.slow
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     snippets = blocks("python")

@@ -59,6 +59,11 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_pair = pytest.mark.parametrize("case", PAIRED, ids=str)
 
 
+each_order = pytest.mark.parametrize(
+    "order", [pytest.param(order, marks=[pytest.mark.slow] if order == "exact" else []) for order in ORDERS]
+)
+
+
 def flat(x: Tensors) -> Tensor:
     return torch.cat([t.flatten(1) for t in x], 1)
 
@@ -153,7 +158,7 @@ def test_gradient_of_an_invariant_function_is_horizontal(case: Case) -> None:
 
 
 @each_case
-@pytest.mark.parametrize("order", ORDERS)
+@each_order
 def test_pullback_is_the_derivative(case: Case, order: str) -> None:
     m, point, covector, direction = case.make(), *(case.tensors(i) for i in range(3))
     frame = m.at(*point)
@@ -173,6 +178,7 @@ def test_pullback_is_the_derivative(case: Case, order: str) -> None:
 
 
 @each_pair
+@pytest.mark.slow
 def test_geodesics_against_runge_kutta(case: Case) -> None:
     """Exact = end point of 400 RK4 steps; second order = its Taylor polynomial; speed and horizontality conserved."""
     m, point = case.make(), case.tensors(0)
@@ -205,7 +211,7 @@ def test_geodesics_against_runge_kutta(case: Case) -> None:
 
 
 @each_pair
-@pytest.mark.parametrize("order", ORDERS)
+@each_order
 @pytest.mark.parametrize(("cond", "tolerance"), [(1e2, 1e-10), (1e4, 1e-7)])
 def test_end_point_is_equivariant(case: Case, order: str, cond: float, tolerance: float) -> None:
     m, point, a = case.make(), case.tensors(0), case.element(7, cond)
@@ -235,7 +241,7 @@ def test_a_zero_entry_has_no_room_in_the_adaptive_metric() -> None:
 
 
 @each_pair
-@pytest.mark.parametrize("order", ["second", "exact"])
+@pytest.mark.parametrize("order", ["second", pytest.param("exact", marks=pytest.mark.slow)])
 def test_damping_keeps_the_invariance(case: Case, order: str) -> None:
     """A damped frame gives the same function along the orbit, and its geodesics are those of the damped metric."""
     m, point, a = PAIR_METRICS[case.metric], case.tensors(0), case.element(7, 1e2)
@@ -251,7 +257,7 @@ def test_damping_keeps_the_invariance(case: Case, order: str) -> None:
 
 
 @each_case
-@pytest.mark.parametrize("order", ORDERS)
+@each_order
 def test_single_precision(case: Case, order: str) -> None:
     """The same in float32: within 2e-6 for end points, 1e-5 for the pulled-back gradient and horizontality."""
     m = case.make()

@@ -372,6 +372,7 @@ class TestLoadsOnce:
         monkeypatch.setattr(scoring, "load_model", counted)
         return calls
 
+    @pytest.mark.slow
     def test_for_one_model(self, metric: Any, bert_folder: str, rows: Any, loads: list[Any]) -> None:
         call = {"model_id": bert_folder, "samples": 8, **QUICK_ID}
         first = metric.compute(data=rows, **call)

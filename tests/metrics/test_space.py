@@ -20,6 +20,7 @@ CARD = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("case", of_the_space.test_cases)
+@pytest.mark.slow
 def test_the_test_cases(metric: Any, case: dict[str, Any]) -> None:
     arguments = {name: value for name, value in case.items() if name != "result"}
     # Written with six digits.
@@ -58,6 +59,7 @@ def test_the_sections_of_the_card() -> None:
     assert [name for name in found if name in wanted] == wanted
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_card_run(metric: Any, capsys: pytest.CaptureFixture[str]) -> None:
     snippets = re.findall(r"^```python\n(.*?)^```", CARD, flags=re.MULTILINE | re.DOTALL)
     assert len(snippets) == 3

@@ -80,6 +80,7 @@ def test_the_style_loads_nothing() -> None:
     assert not re.search(r"url\(|@import|@font-face|http", style[0])
 
 
+@pytest.mark.slow
 def test_ids_are_there_once_and_whatever_is_referred_to_exists() -> None:
     text = render(named([Named(name, full(name), f"{name}.json") for name in ("a/a", "b/b")]))
     ids = re.findall(r'\sid="([^"]+)"', text)
@@ -88,6 +89,7 @@ def test_ids_are_there_once_and_whatever_is_referred_to_exists() -> None:
     assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_page() -> None:
     assert render([Named("m", full())]) == render([Named("m", full())])
 
@@ -107,6 +109,7 @@ def test_what_a_result_says_is_text() -> None:
 # ------------------------------------------------------------------------------------------------------------- pictures
 
 
+@pytest.mark.slow
 def test_every_picture_says_what_it_shows() -> None:
     pictures = page_of(full(), replace(full("b/b"), seed=0)).all("svg")
     assert len(pictures) == 11

@@ -54,6 +54,7 @@ def only_adapter(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix", "adaptive"])
+@pytest.mark.slow
 def test_an_adapter_scores_as_a_model_that_has_no_other_weights(metric: str) -> None:
     model, batches = adapted(), bert_batches(2)
     before = state(model)

@@ -84,6 +84,7 @@ def test_the_preset_decides_what_folds(symmetries: str) -> None:
     assert result.pairs.folded == ({} if symmetries == "paper" else {"key_bias": 2, "value_bias": 2})
 
 
+@pytest.mark.slow
 def test_a_pass_counts_one_forward_and_one_backward_a_step() -> None:
     model, batches = bert(num_hidden_layers=1), bert_batches(3)
     forwards = 0
@@ -309,6 +310,7 @@ def test_average_sharpness_does_not_depend_on_the_weights_a_function_is_written_
 
 
 @pytest.mark.parametrize("ascent", ["secant", "apgd"])
+@pytest.mark.slow
 def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(ascent: str) -> None:
     """A head that weight decay has all but removed: mix moves it as far as all others, and far too far."""
     model = bert(layers=1)
@@ -332,6 +334,7 @@ def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> No
 
 
 @pytest.mark.parametrize("baseline", ["adaptive", "euclidean"])
+@pytest.mark.slow
 def test_a_baseline_is_the_score_under_its_own_metric(baseline: str) -> None:
     model, batches = bert(), bert_batches(2)
     result = quick(model, batches, rho=(0.2, 0.1), baselines=[baseline])
@@ -341,6 +344,7 @@ def test_a_baseline_is_the_score_under_its_own_metric(baseline: str) -> None:
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])
 @pytest.mark.parametrize("geodesic", ["first", "second", "exact"])
+@pytest.mark.slow
 def test_geodesics_agree_at_small_radii(metric: str, geodesic: str) -> None:
     model, batches = bert(), bert_batches(1)
     straight = quick(model, batches, metric=metric, geodesic="first", rho=1e-3, dtype="float64").geodesic_sharpness

@@ -158,6 +158,7 @@ def test_files_of_more_ranks_than_now_are_read(tmp_path: Path, unbroken: Sharpne
     assert "score" not in {state.stage for state in told}
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_a_transformer_continues_too(tmp_path: Path) -> None:
     def transformer(folder: Path | None, **changes: Any) -> SharpnessResult:
         options = {"metric": "inv", "baselines": ["adaptive"], "model": bert(), "data": bert_batches(2)}

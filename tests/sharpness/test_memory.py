@@ -58,6 +58,7 @@ class Small:
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("limit", [1, 5])
+@pytest.mark.slow
 def test_auto_halves_until_it_fits_and_the_score_stays(limit: int, backward: bool) -> None:
     # Finding symmetries takes four samples at a time.
     data, options = gpt2_batches(2, size=10), {"metric": "adaptive", "reproducibility": False}
@@ -136,6 +137,7 @@ def layers(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(("make", "data"), [(bert, bert_batches), (gpt2, gpt2_batches)])
+@pytest.mark.slow
 def test_checkpointing_computes_layers_twice_and_changes_nothing(make: Any, data: Any, finds_anew: None) -> None:
     model, batches = make(), data(1)
     plain = quick(model, batches, reproducibility=False)

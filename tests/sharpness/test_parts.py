@@ -150,6 +150,7 @@ def test_rounding_is_not_taken_for_a_loss_that_has_no_parts() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits-vit", "digits-vit-twin"])
+@pytest.mark.slow
 def test_pairs_of_a_trained_model_are_settled_whatever_their_losses(name: str) -> None:
     """Of the training images most have losses near 0, and the twin rounds them ten times as much: by 4e-6 at most."""
     model, (whole,) = subjects.demo(name)

@@ -412,6 +412,7 @@ def test_labels_of_the_model_climb_from_a_minimum() -> None:
     assert fast.geodesic_sharpness >= 0.99 * slow.geodesic_sharpness > 0
 
 
+@pytest.mark.slow
 def test_several_radii_take_fewer_passes_than_as_many_scores() -> None:
     model, batches, radii = bert(), bert_batches(1), (0.05, 0.1, 0.2)
     curve = score(model, batches, rho=radii, reproducibility=False)

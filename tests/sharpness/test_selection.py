@@ -38,6 +38,7 @@ def only(model: Any, prefix: str) -> Any:
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix", "euclidean"])
+@pytest.mark.slow
 def test_a_layer_scores_as_a_model_in_which_only_it_has_weights(metric: str) -> None:
     model, batches = bert().double(), bert_batches(2)
     options = {**SHORT, "metric": metric, "symmetries": "attention"}
@@ -226,6 +227,7 @@ def test_a_part_of_zeros_cannot_move() -> None:
     assert parts["classifier"] == 0.0
 
 
+@pytest.mark.slow
 def test_the_score_itself_is_the_same_with_and_without_parts() -> None:
     model, batches = bert().double(), bert_batches(2)
     plain = score(model, batches, **SHORT)
@@ -254,6 +256,7 @@ def test_parts_go_through_json() -> None:
     assert (read.per, read.profile, read.params) == ((), None, "all")
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_parts(tmp_path: Path) -> None:
     model, batches = bert(), bert_batches(2)
     first = score(model, batches, output=tmp_path, **SHORT)

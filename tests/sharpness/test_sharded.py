@@ -208,6 +208,7 @@ def print_compared() -> None:
         print(json.dumps(compare_charts()))
 
 
+@pytest.mark.slow
 def test_a_chart_of_one_process_is_the_plain_one(world: None) -> None:
     assert compare_charts() == []
 

@@ -107,6 +107,7 @@ def test_a_find_is_for_one_code() -> None:
     assert len(set(keys)) == 5
 
 
+@pytest.mark.slow
 def test_the_digest_of_code_is_the_same_in_every_process() -> None:
     """Python orders sets anew in each."""
     program = (

@@ -59,6 +59,7 @@ def test_hidden_units_of_experts_are_found(type_: str) -> None:
     assert {c.status for c in proof.claims} == {"holds"}
 
 
+@pytest.mark.slow
 def test_a_model_of_experts_is_scored_in_double_precision() -> None:
     """torch's own product of groups knows single and half precision only."""
     model = tiny.build("mixtral", dtype=torch.float32, _class="MixtralForCausalLM")

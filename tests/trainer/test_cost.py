@@ -58,6 +58,7 @@ def test_a_measurement_has_to_fit_into_the_share(monkeypatch: pytest.MonkeyPatch
     assert 0.09 < cost.share <= 0.1
 
 
+@pytest.mark.slow
 def test_the_end_of_the_training_states_the_sum(tmp_path: Path) -> None:
     trained = trainer(tmp_path)
     GeodesicSharpnessCallback(**QUICK).attach(trained)
@@ -72,6 +73,7 @@ def test_the_end_of_the_training_states_the_sum(tmp_path: Path) -> None:
     assert trained.state.log_history[-1]["train_geodesic_sharpness_share"] == metrics["train_geodesic_sharpness_share"]
 
 
+@pytest.mark.slow
 def test_measurements_beyond_the_share_are_left_out_and_said_so(tmp_path: Path) -> None:
     trained = trainer(tmp_path, num_train_epochs=4)
     callback = GeodesicSharpnessCallback(max_fraction=0.001, **QUICK).attach(trained)
@@ -84,6 +86,7 @@ def test_measurements_beyond_the_share_are_left_out_and_said_so(tmp_path: Path) 
     trained.create_model_card()  # wants the same columns in each record
 
 
+@pytest.mark.slow
 def test_a_generous_share_leaves_nothing_out(tmp_path: Path, recwarn: Any) -> None:
     trained = trainer(tmp_path)
     callback = GeodesicSharpnessCallback(max_fraction=1.0, **QUICK).attach(trained)

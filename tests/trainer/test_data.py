@@ -38,6 +38,7 @@ def batch(found: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("attach", [True, False])
+@pytest.mark.slow
 def test_the_rows_are_drawn_by_the_seed_out_of_the_training_data(tmp_path: Path, attach: bool) -> None:
     drawn: list[list[list[int]]] = []
 
@@ -130,6 +131,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
     ],
 )
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_what_cannot_be_measured_on_is_refused_at_the_start(
     tmp_path: Path, changes: Any, settings: Any, error: type[Exception], message: str
 ) -> None:

@@ -101,6 +101,7 @@ def test_several_evaluation_sets_share_one_measurement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["geodesic_sharpness", "eval_geodesic_sharpness"])
+@pytest.mark.slow
 def test_the_flattest_checkpoint_is_the_best(tmp_path: Path, name: str) -> None:
     trained = trainer(
         tmp_path, num_train_epochs=4, save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model=name,
@@ -187,6 +188,7 @@ def test_two_callbacks_under_two_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "expected"), [("epoch", [6, 12]), (4, [4, 8, 12])])
+@pytest.mark.slow
 def test_epochs_and_steps_have_records_of_their_own(tmp_path: Path, every: Any, expected: list[int]) -> None:
     reporter = Reporter()
     trained = trainer(tmp_path, callbacks=[reporter], eval_strategy="no", save_strategy="epoch")
@@ -232,6 +234,7 @@ class EvaluatesItself(Trainer):
 
 
 @pytest.mark.parametrize("kind", [LogsAnother, EvaluatesItself])
+@pytest.mark.slow
 def test_subclasses_that_log_or_evaluate_their_own_way(tmp_path: Path, kind: type[Trainer]) -> None:
     reporter = Reporter()
     trained = trainer(
@@ -299,6 +302,7 @@ def test_a_training_that_is_resumed(tmp_path: Path, restore: bool) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_model_made_for_each_training(tmp_path: Path) -> None:
     """As hyperparameter searches do: the callback measures the model of the moment."""
     seeds = iter([1, 2, 2, 3])
@@ -325,6 +329,7 @@ class TestFailures:
 
         monkeypatch.setattr(Measurement, "take", take)
 
+    @pytest.mark.slow
     def test_a_failed_measurement_does_not_end_the_training(self, tmp_path: Path, failing: None) -> None:
         trained = trainer(
             tmp_path, num_train_epochs=3, save_strategy="epoch", load_best_model_at_end=True,

@@ -51,6 +51,7 @@ def test_a_plain_model_is_measured_itself() -> None:
         assert measured is model
 
 
+@pytest.mark.slow
 def test_autocast_and_compiled_code_are_left_out() -> None:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
@@ -144,6 +145,7 @@ class TestAdapters:
             assert torch.allclose(weight, exact, rtol=1e-6, atol=1e-8)
         assert query.base_layer.weight.dtype == torch.bfloat16
 
+    @pytest.mark.slow
     def test_a_training_of_adapters(self, tmp_path: Path) -> None:
         weights = []
         for attached in (False, True):
@@ -162,6 +164,7 @@ class TestAdapters:
         assert result.pairs.count == 4
         assert result.model["class"] == "BertForSequenceClassification"
 
+    @pytest.mark.slow
     def test_a_training_whose_adapter_alone_is_measured(self, tmp_path: Path) -> None:
         """As :func:`hf_geosharp.score` takes it of the same batches; the training does not notice."""
         weights = []

@@ -144,6 +144,7 @@ def test_the_training_is_the_same(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), "epoch"])
+@pytest.mark.slow
 def test_the_training_is_the_same_whenever_it_is_measured(tmp_path: Path, every: Any) -> None:
     callback = GeodesicSharpnessCallback(every=every, **QUICK)
     assert_same(run(tmp_path, "dropout", None), run(tmp_path, "dropout", callback))
@@ -151,6 +152,7 @@ def test_the_training_is_the_same_whenever_it_is_measured(tmp_path: Path, every:
 
 
 @pytest.mark.filterwarnings("ignore:.*could not be measured")
+@pytest.mark.slow
 def test_the_training_is_the_same_when_measurements_fail(tmp_path: Path) -> None:
     calls: list[int] = []
 
@@ -168,6 +170,7 @@ def test_the_training_is_the_same_when_measurements_fail(tmp_path: Path) -> None
     assert callback.results == []
 
 
+@pytest.mark.slow
 def test_layerwise_optimizers_do_not_step_in_a_measurement(tmp_path: Path) -> None:
     """Their gradient hooks would run in its backward passes, so a copy is measured."""
     stepped: list[Any] = []
@@ -192,6 +195,7 @@ def test_layerwise_optimizers_do_not_step_in_a_measurement(tmp_path: Path) -> No
     assert callback.results[0][1].geodesic_sharpness > 0
 
 
+@pytest.mark.slow
 def test_accelerate_does_not_notice(tmp_path: Path) -> None:
     from accelerate.state import GradientState
 
