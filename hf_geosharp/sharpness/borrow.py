@@ -223,12 +223,21 @@ def _bridge(model: nn.Module, narrow: Mapping[int, torch.dtype], handles: list[R
     themselves; modules that are trained beside them do not.
 
     Raises:
-        UsageError: one of them is an embedding, which nobody asks in any precision.
+        UsageError: one of them is an embedding, which nobody asks in any precision, or was widened only in part.
     """
     for name, module in model.named_modules():
-        dtypes = [narrow[id(p)] for p in module.parameters(recurse=False) if id(p) in narrow]
+        own = dict(module.named_parameters(recurse=False))
+        dtypes = [narrow[id(p)] for p in own.values() if id(p) in narrow]
         if not dtypes:
             continue
+        wide = {p.dtype for p in own.values() if id(p) in narrow}
+        still = [n for n, p in own.items() if p.dtype not in wide]
+        if still:
+            moving = ", ".join(n for n, p in own.items() if id(p) in narrow)
+            raise UsageError(
+                f"{name}: its {moving} is trained beside the adapter, its {', '.join(still)} stays in {dtypes[0]}, and "
+                "no layer computes in both: load the base in float32"
+            )
         if isinstance(module, nn.Embedding):
             raise UsageError(
                 f"{name} is an embedding that is trained beside the adapter, on a base in {dtypes[0]}: load the base "

@@ -187,6 +187,18 @@ def test_an_embedding_beside_the_matrices_needs_a_wide_base() -> None:
         score(adapted(torch.bfloat16, modules_to_save=["word_embeddings"]), bert_batches(1), params="lora", **SHORT)
 
 
+@pytest.mark.filterwarnings(HALF)
+@pytest.mark.parametrize(("bias", "where"), [("lora_only", "base_layer: its bias"), ("all", ": its bias is trained")])
+def test_biases_trained_beside_the_matrices_need_a_wide_base(bias: str, where: str) -> None:
+    """No layer computes with a weight in half precision and a bias in single precision."""
+    model = adapted(torch.bfloat16, bias=bias)
+    before = state(model)
+    with pytest.raises(UsageError, match=f"{where}.*stays in torch.bfloat16.*load the base in float32"):
+        score(model, bert_batches(1), params="lora", **SHORT)
+    assert identical(model, before)
+    assert score(adapted(bias=bias), bert_batches(1), params="lora", **SHORT).geodesic_sharpness > 0
+
+
 def test_of_several_adapters_the_active_one_moves() -> None:
     model = adapted()
     model.add_adapter("other", peft.LoraConfig(r=1, target_modules=["query"]))
