@@ -22,6 +22,8 @@ class Couplings:
     reason: str = ""
     members: tuple[frozenset[Node], ...] = ()
     """All features of linear maps that each head depends on, whether or not they were taken apart."""
+    gain: str = ""
+    """Of a norm that stands between the two factors and was left out: the parameter."""
 
     @property
     def nodes(self) -> set[Node]:
@@ -37,7 +39,7 @@ class Couplings:
             sides = [frozenset((families[f], i) for f, i in nodes) for nodes in (self.h_side, *self.members)]
         except KeyError:
             return None
-        return Couplings(heads, sides[0], self.reason, tuple(sides[1:]))
+        return Couplings(heads, sides[0], self.reason, tuple(sides[1:]), self.gain)
 
 
 MAX_HEADS = 4096

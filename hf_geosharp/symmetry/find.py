@@ -24,7 +24,7 @@ from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
-from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
@@ -79,7 +79,8 @@ def find_symmetries(
     known = cache.load(digest) if digest else None
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
-        return replace(known, folds=tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights)))
+        folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
+        return replace(known, folds=folds).supported()
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
         found = _find(model, inputs, PRESETS[preset], layouts, alive)
     # A twin knows one module; what else reads its weights shows on the model alone.
@@ -125,11 +126,21 @@ def _find(
     known = [set(p.parameters) for p in pairs]
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
     scales = [u for u in outside if isinstance(u, Scale) and u.kind in kinds]
-    folds: list[Fold] = [*(gains(model, names, traced) if "norm_gain" in kinds else ()), *found.biases]
     used = tuple(p for p in pairs if p.kind in kinds)
+    folds: list[Fold] = [*_gains(model, names, traced, used, kinds), *found.biases]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
     notes += tuple(inactive(getattr(model, "config", None)))
-    return SymmetryMap(used, tuple(folds), (), notes, tuple(scales))
+    whole = SymmetryMap(used, tuple(folds), (), notes, tuple(scales)).supported()
+    return replace(whole, dropped=(), unrecognised=(*whole.unrecognised, *whole.dropped))
+
+
+def _gains(
+    model: nn.Module, names: Mapping[int, str], traced: Trace, pairs: Sequence[Pair], kinds: frozenset[str]
+) -> Iterator[Gain]:
+    """The folds of norms: of all, or of those that stand between the factors of a pair where biases fold, too."""
+    between = {p.between.gain for p in pairs if p.between is not None}
+    if "norm_gain" in kinds or (between and "value_bias" in kinds):
+        yield from (g for g in gains(model, names, traced) if "norm_gain" in kinds or g.gain in between)
 
 
 def inactive(config: Any, prefix: str = "config") -> Iterator[str]:
@@ -227,7 +238,7 @@ def _attend(
     pairs = list(_carried(found, kind, scope, sites, trials))
     analysis = analyse(forms, families) if not pairs else Analysis((), 0)
     if not pairs:
-        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names))
+        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms)))
     if not pairs and kind == "qk":
         for candidates in exchanges(sites, scope, traced, families):
             pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
@@ -290,9 +301,18 @@ def _carried(found: _Found, kind: str, scope: str, sites: Sequence[Attention], t
     pairs = found.alone.get((id(sites[0].like), kind), [])
     if any(n not in names for p in pairs for n in p.parameters):
         return
-    here = [replace(p, name="", module=scope, g=_renamed(p.g, names), h=_renamed(p.h, names)) for p in pairs]
+    here = [_of_another(p, scope, names) for p in pairs]
     if all(trials.holds(p, scope) for p in here):
         yield from (replace(p, name=found.names(scope, p.kind)) for p in here)
+
+
+def _of_another(pair: Pair, scope: str, names: Mapping[str, str]) -> Pair:
+    """The pair in an attention that is alike."""
+    between = pair.between
+    if between is not None:
+        between = replace(between, gain=names[between.gain], parameter=names[between.parameter])
+    g, h = _renamed(pair.g, names), _renamed(pair.h, names)
+    return replace(pair, name="", module=scope, g=g, h=h, between=between)
 
 
 def _renamed(views: Sequence[View], names: Mapping[str, str]) -> tuple[View, ...]:
@@ -311,12 +331,23 @@ def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Fam
             yield Pair("", kind, scope, replace(group, isometric=True), g, h)
 
 
+def _betweens(sites: Sequence[Attention], forms: Sequence[Couplings]) -> list[Between]:
+    """What a norm that was left out may do to the columns of the output projection: by its weight, or 1 + weight."""
+    gains_ = {f.gain for f in forms}
+    outputs = {s.output.weight: s.output for s in sites if s.output is not None}
+    if gains_ == {""} or len(gains_) != 1 or len(outputs) != 1:
+        return []
+    weight = next(iter(outputs))
+    return [Between(next(iter(gains_)), weight.parameter, weight.inner[0], offset) for offset in (0.0, 1.0)]
+
+
 def _pairs(
-    kind: str, scope: str, analysis: Analysis, families: Families, trials: Trials, names: _Names
-) -> Iterator[Pair]:
+    kind: str, scope: str, analysis: Analysis, families: Families, trials: Trials, names: _Names,
+    betweens: Sequence[Between] = (),
+) -> Iterator[Pair]:  # fmt: skip
     """For each kind of block the largest group that holds on the twin."""
     for blocks in _alike(analysis.blocks):
-        for pair in _candidates(kind, scope, blocks, families):
+        for pair in _candidates(kind, scope, blocks, families, betweens):
             if trials.holds(pair, scope):
                 yield replace(pair, name=names(scope, kind))
                 break
@@ -330,14 +361,20 @@ def _alike(blocks: Sequence[Block]) -> Iterator[list[Block]]:
     yield from groups.values()
 
 
-def _candidates(kind: str, scope: str, blocks: Sequence[Block], families: Families) -> Iterator[Pair]:
-    """Pairs that blocks may be, the largest group first."""
+def _candidates(
+    kind: str, scope: str, blocks: Sequence[Block], families: Families, betweens: Sequence[Between] = ()
+) -> Iterator[Pair]:
+    """Pairs that blocks may be, the largest group first; with a norm between the factors only rotations."""
     g, h = (views_of(families.members, blocks, side) for side in "gh")
     if g is None or h is None:
         return
     turned = blocks[0].turned
     group = Group(1, complex=True) if turned else Group(g[0].width)
     pair = Pair("", kind, scope, group, g, h)
+    if betweens:
+        for between in betweens if {v.parameter for v in h} == {betweens[0].parameter} else ():
+            yield replace(pair, group=replace(group, isometric=True), between=between)
+        return
     yield pair
     if turned:
         return

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_geosharp.symmetry.base import Move, Symmetry, Weights
-from hf_geosharp.symmetry.fold import Fold
+from hf_geosharp.symmetry.fold import Fold, Gain
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import put, wide_copy
 from hf_geosharp.symmetry.scales import Scale
@@ -109,6 +109,19 @@ class SymmetryMap:
         """Names of all parameters that some symmetry moves."""
         return parameters_of(self.symmetries)
 
+    def supported(self) -> SymmetryMap:
+        """The map less the pairs with a gain between their factors that no fold takes away, which are recorded."""
+        folded = {f.gain for f in self.folds if isinstance(f, Gain)}
+        lost = [p for p in self.pairs if p.between is not None and p.between.gain not in folded]
+        return replace(
+            self,
+            pairs=tuple(p for p in self.pairs if p not in lost),
+            dropped=(
+                *self.dropped,
+                *(f"{p.name}: the gain of the norm between its factors is not folded" for p in lost),
+            ),
+        )
+
     def within(self, names: Container[str]) -> SymmetryMap:
         """The map less the symmetries that move other parameters than those named."""
 
@@ -120,7 +133,7 @@ class SymmetryMap:
             pairs=tuple(filter(own, self.pairs)),
             folds=tuple(filter(own, self.folds)),
             scales=tuple(filter(own, self.scales)),
-        )
+        ).supported()
 
     def without(self, reasons: Mapping[str, str]) -> SymmetryMap:
         """The map less the symmetries named, which are recorded as dropped."""
@@ -130,7 +143,7 @@ class SymmetryMap:
             folds=tuple(f for f in self.folds if f.name not in reasons),
             scales=tuple(s for s in self.scales if s.name not in reasons),
             dropped=(*self.dropped, *(f"{name}: {reason}" for name, reason in reasons.items())),
-        )
+        ).supported()
 
     def separated(self, weights: Weights | nn.Module) -> tuple[SymmetryMap, tuple[str, ...]]:
         """The map with pairs that have no entry in common, and the names of those that a score is not invariant under.

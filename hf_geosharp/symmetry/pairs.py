@@ -17,10 +17,37 @@ from hf_geosharp.symmetry.views import View, read, scale, shape_of, write
 
 
 @dataclass(frozen=True)
+class Between:
+    """A norm's gain between the factors: what meets the first one is the second times the gain (plus ``offset``).
+
+    ``axis`` is that of ``parameter``, of which the second factor is a view, along which the gain lies.
+    """
+
+    gain: str
+    parameter: str
+    axis: int
+    offset: float = 0.0
+
+    def enter(self, weights: Weights) -> None:
+        """The parameter times the gain."""
+        weights[self.parameter].mul_(self._along(weights))
+
+    def leave(self, weights: Weights) -> None:
+        """Undoes :meth:`enter`."""
+        weights[self.parameter].div_(self._along(weights))
+
+    def _along(self, weights: Weights) -> Tensor:
+        shape = [-1 if d == self.axis else 1 for d in range(weights[self.parameter].ndim)]
+        return (weights[self.gain] + self.offset).reshape(shape)
+
+
+@dataclass(frozen=True)
 class Pair(Symmetry):
     """A batch of pairs (G, H) that enter only through G Hᴴ (arXiv 2505.05409, definition 3.1).
 
     ``g`` and ``h`` are the views whose rows, stacked, are the two factors; ``copies`` heads (or frequencies) at once.
+    With a norm ``between`` them H is that times its gain, and the geometry, which sees views alone, needs the fold
+    that makes the gain one (:meth:`hf_geosharp.symmetry.map.SymmetryMap.supported`).
     """
 
     name: str
@@ -29,6 +56,7 @@ class Pair(Symmetry):
     group: Group
     g: tuple[View, ...]
     h: tuple[View, ...]
+    between: Between | None = None
 
     @property
     def copies(self) -> int:
@@ -43,7 +71,8 @@ class Pair(Symmetry):
     @property
     def parameters(self) -> tuple[str, ...]:
         """Each name once, in order."""
-        return tuple(dict.fromkeys(v.parameter for v in (*self.g, *self.h)))
+        gain = (self.between.gain,) if self.between else ()
+        return tuple(dict.fromkeys((*(v.parameter for v in (*self.g, *self.h)), *gain)))
 
     def factors(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """(copies, N, d) and (copies, M, d): copies of the two factors, in the dtype of the weights."""
@@ -73,8 +102,12 @@ class Pair(Symmetry):
             scale(self.g, weights, move["a"].flatten().reciprocal())
             scale(self.h, weights, move["a"].flatten())
             return
+        if self.between:
+            self.between.enter(weights)
         g, h = self.factors(weights)
         self.set_factors(weights, *act(g, h, move["a"].to(g)))
+        if self.between:
+            self.between.leave(weights)
 
     def break_(self, weights: Weights, move: Move) -> None:
         """(G, H) -> (G A⁻¹, H)."""
@@ -109,6 +142,8 @@ class Pair(Symmetry):
 
     def untied(self, weights: Weights, move: Move) -> None:
         """A negative control: only the first of the blocks of queries that share a key moves with it."""
+        if self.between:
+            self.between.enter(weights)
         g, h = self.factors(weights)
         moved_g, moved_h = act(g, h, move["a"].to(g))
         row = 0
@@ -118,6 +153,8 @@ class Pair(Symmetry):
             moved_g[:, row + part : row + view.height] = g[:, row + part : row + view.height]
             row += view.height
         self.set_factors(weights, moved_g, moved_h)
+        if self.between:
+            self.between.leave(weights)
 
 
 def _shifted(x: Tensor, frequencies: int, by: int) -> Tensor:

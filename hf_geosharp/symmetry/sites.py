@@ -108,7 +108,10 @@ def _carried(
             if renamed.setdefault(a, b) != b:
                 return None
     qk, vo = found.qk.among(index), found.vo.among(index)
-    return None if qk is None or vo is None else replace(here, qk=qk, vo=vo, like=found, renamed=renamed)
+    if qk is None or vo is None:
+        return None
+    vo = replace(vo, gain=renamed[vo.gain]) if vo.gain else vo
+    return replace(here, qk=qk, vo=vo, like=found, renamed=renamed)
 
 
 @dataclass(frozen=True)
@@ -230,11 +233,25 @@ def _output(trace: Trace, softmax: Softmax) -> Linear | None:
 
 
 def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) -> Couplings:
-    """Values and the columns of the output projection: the derivative in the attention weights is bilinear."""
+    """Values and the columns of the output projection: the derivative in the attention weights is bilinear.
+
+    A norm on the way, which makes all features act as one, is left out.
+    """
+    found = _mixed(trace, families, softmax, output, output.source)
+    norm = trace.norm_of(output.source)
+    if found.reason and norm in trace.normed:
+        before, gain = trace.normed[norm]
+        if before.shape == output.source.shape:
+            without = _mixed(trace, families, softmax, output, before)
+            return found if without.reason else replace(without, gain=gain)
+    return found
+
+
+def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x: Tensor) -> Couplings:
+    """The same for what stands at the place of what the output projection reads."""
     place = families.inputs(output)
     if place is None:
         return Couplings((), frozenset(), "the output projection does not read every input")
-    x = output.source
     columns = torch.ones_like(x).requires_grad_()
     with torch.enable_grad():
         (by_weight,) = torch.autograd.grad(x, softmax.leaf, columns, create_graph=True)

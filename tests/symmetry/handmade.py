@@ -486,6 +486,22 @@ class Normed(nn.Module):
         return self.o(attend(q, k, v))  # type: ignore[no-any-return]
 
 
+class SubNormed(nn.Module):
+    """Attention whose heads, side by side, go through a norm before the output projection."""
+
+    def __init__(self, *, offset: float = 0.0, centred: bool = False, key_heads: int = 4, twice: bool = False) -> None:
+        super().__init__()
+        self.key_heads, self.twice = key_heads, twice
+        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, key_heads * HEAD) for _ in range(2))
+        self.norm = HeadNorm((4 * HEAD,), offset, bias=False, centred=centred)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k, v = (split(p(x), self.key_heads).repeat_interleave(4 // self.key_heads, dim=1) for p in (self.k, self.v))
+        y = self.norm(attend(split(self.q(x), 4), k, v))
+        return self.o(y) + (y if self.twice else 0)  # type: ignore[no-any-return]
+
+
 class HeadNorm(nn.Module):
     """A norm over the last axis with a weight of any shape that broadcasts, as weight or as 1 + weight."""
 

@@ -146,9 +146,8 @@ TABLE: tuple[Row, ...] = (
     *heads("detr", attentions=3 * LAYERS),
 )
 
-LESS = {"bitnet", "longformer", "swinv2"}
-"""Where less is found than there is: O(h) conjugated by a norm's weight, heads of which only some are global, and the
-scales of normalised queries and keys."""
+LESS = {"longformer", "swinv2"}
+"""Where less is found than there is: heads of which only some are global; scales of normalised queries and keys."""
 
 UNLIKE = {"gemma3n_text": "a tiny one has four layers there", "detr": "it needs timm there"}
 """Types that are other models, or none, on transformers 4.x."""

@@ -36,6 +36,7 @@ from tests.symmetry.handmade import (
     Projected,
     Residual,
     Separate,
+    SubNormed,
     Torch,
     Unequal,
     Written,
@@ -86,6 +87,8 @@ TWO = {f"GL({HEAD})": 2}
 VALUE_BIAS = {"value_bias": 4 * HEAD}
 KEY_BIAS = {"key_bias": 4 * HEAD}
 TURNED = {"GL(1,C)": 4 * HEAD // 2}
+ROTATED = {f"O({HEAD})": 4}
+SUB_NORMED = {**KEY_BIAS, "norm_gain": 4 * HEAD}
 
 
 # ------------------------------------------------------------------------------------------------------------ layouts
@@ -367,6 +370,21 @@ def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Te
     return joined(torch.softmax(logits, dim=-1) @ v)
 
 
+SUB_NORMS = {
+    "a norm of all heads": Site(SubNormed, vo=ROTATED, folds=SUB_NORMED),
+    "a norm of all heads, one plus weight": Site(lambda: SubNormed(offset=1.0), vo=ROTATED, folds=SUB_NORMED),
+    "a norm of all heads, grouped queries": Site(
+        lambda: SubNormed(key_heads=2), TWO, {f"O({HEAD})": 2}, {"key_bias": 2 * HEAD, "norm_gain": 4 * HEAD}
+    ),
+    "a layer norm of all heads": Site(
+        lambda: SubNormed(centred=True), vo=NONE, folds=SUB_NORMED, named=("vo",)
+    ),
+    "a norm of all heads that is read twice": Site(
+        lambda: SubNormed(twice=True), vo=NONE, folds=KEY_BIAS, named=("vo",)
+    ),
+}  # fmt: skip
+"""A norm leaves rotations of each head, in units of its gain, if nothing but the output projection reads it."""
+
 UNCLAIMED = {
     "bent queries": Site(of(lambda m, x, q, k, v: attend(torch.tanh(q), k, v)), NONE, folds=BIASES, named=("qk",)),
     "bent values": Site(of(lambda m, x, q, k, v: attend(q, k, torch.tanh(v))), vo=NONE, folds=KEY_BIAS, named=("vo",)),
@@ -390,7 +408,7 @@ UNCLAIMED = {
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
-SITES = {**LAYOUTS, **CORES, **UNCLAIMED}
+SITES = {**LAYOUTS, **CORES, **SUB_NORMS, **UNCLAIMED}
 each_site = pytest.mark.parametrize("name", SITES)
 _found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
 
@@ -524,6 +542,24 @@ def _same_products(factors: tuple[Tensor, Tensor], first: Tensor, second: Tensor
     ours = (factors[0] @ factors[1].mT).flatten(1).sort(dim=1).values
     theirs = (first.mT @ second).flatten(1).sort(dim=1).values
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)
+
+
+def test_rotations_in_units_of_a_gain_need_its_fold() -> None:
+    """The geometry sees the output projection as it is stored, which is in those units once the gain is folded."""
+    model = Residual(SubNormed(), Projected())
+    attention = find_symmetries(model, inputs(), preset="attention")
+    assert [f.kind for f in attention.folds if f.kind == "norm_gain"] == ["norm_gain"]
+    pair = next(p for p in attention.pairs if p.between is not None)
+    assert pair.between is not None
+    assert pair.between.gain in pair.parameters
+    less = attention.without({attention.folds[0].name: "asked for"})
+    assert pair in attention.pairs
+    assert pair not in less.pairs
+    assert less.dropped[1] == f"{pair.name}: the gain of the norm between its factors is not folded"
+    paper = find_symmetries(model, inputs(), preset="paper")
+    assert not paper.folds
+    assert all(p.between is None for p in paper.pairs)
+    assert less.dropped[1] in paper.unrecognised
 
 
 # ------------------------------------------------------------------------------------------------ sites that share
