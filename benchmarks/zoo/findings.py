@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.diagonal import paragraph
+from benchmarks.zoo.measures import PAIRED
 from benchmarks.zoo.summary import TARGETS
 
 Row = Mapping[str, Any]
@@ -54,6 +55,7 @@ def of(zoo: str, result: Row) -> list[str]:
     lines += [paragraph("- " + _strongest(target, sharp, plain)) for target in TARGETS]
     lines.append(paragraph("- " + _signs(sharp)))
     lines.append(paragraph("- " + _slope(sharp)))
+    lines.append(paragraph("- " + _orders(sharp)))
     lines.append(paragraph("- " + _given(sharp)))
     lines.append(paragraph("- " + _subsets(result, sharp)))
     return ["\n".join(lines)]
@@ -115,6 +117,26 @@ def _slope(sharp: Sequence[Row]) -> str:
         f"**Beside the gradient norm**: τ of the two rankings is {most(0)} at the smallest radius "
         f"({', '.join(SHOWN)}), and {most(-1)} at the largest."
     )
+
+
+def _orders(sharp: Sequence[Row]) -> str:
+    """Where another order, or the paper's symmetries, change tau most."""
+    rows = {(row["name"], row["rho"]): row for row in sharp}
+    parts = []
+    for other in ("first", "exact", "second paper"):
+        for metric in PAIRED:
+            usual = f"{metric} second"
+            pairs = [
+                (row, rows[usual, rho], target)
+                for (name, rho), row in rows.items()
+                if name == f"{metric} {other}" and (usual, rho) in rows
+                for target in BESIDE
+            ]
+            new, old, target = max(pairs, key=lambda pair: abs(pair[0][pair[2]]["tau"] - pair[1][pair[2]]["tau"]))
+            parts.append(
+                f"{new['name']} {new[target]['tau']:+.2f}, {usual} {old[target]['tau']:+.2f} ({target}, {new['rho']:g})"
+            )
+    return "**Where the order, or the paper's symmetries, change τ most**: " + "; ".join(parts) + "."
 
 
 def _given(sharp: Sequence[Row]) -> str:

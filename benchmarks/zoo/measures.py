@@ -120,15 +120,13 @@ PAIRED = ("inv", "mix")
 PLAIN = ("euclidean", "adaptive")
 GRID = (
     *(Cell(metric) for metric in PLAIN),
-    *(Cell(metric, "second") for metric in PAIRED),
-    *(Cell(metric, "second", preset="paper") for metric in PAIRED),
+    *(Cell(m, order, preset=p) for p in ("full", "paper") for m in PAIRED for order in ("second", "first", "exact")),
     *(Cell(metric, mode="average") for metric in PLAIN),
     *(Cell(metric, "second", mode="average") for metric in PAIRED),
 )
-"""Of every model of the image zoos; of the others all but the preset ``paper``."""
+"""Of every model."""
 
 ABLATIONS = (
-    *(Cell(metric, order) for metric in PAIRED for order in ("first", "exact")),
     *(Cell(metric, "second", preset="attention") for metric in PAIRED),
     *(Cell(metric, "second", mode=mode, variant="no projection") for metric in PAIRED for mode in ("worst", "average")),
     *(Cell(metric, "second", damping=DAMPING, variant=v) for metric in PAIRED for v in (USUAL, "damped as stored")),
@@ -140,7 +138,7 @@ ABLATIONS = (
 
 def grid(zoo: str) -> tuple[Cell, ...]:
     """What is measured of every model of a zoo."""
-    return tuple(cell.at(zoo) for cell in GRID if "image" in zoo or cell.preset != "paper")
+    return tuple(cell.at(zoo) for cell in GRID)
 
 
 def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.diagonal import paragraph
 from benchmarks.zoo import findings
 from benchmarks.zoo.data import ANGLE, IMAGES, TESTED, TEXTS, TOKENS
-from benchmarks.zoo.measures import PAIRED, Cell
+from benchmarks.zoo.measures import EXACT, PAIRED, Cell
 from benchmarks.zoo.summary import TARGETS
 
 TITLES = {
@@ -88,14 +88,14 @@ def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         paragraph(
             "What was left out: "
             + (
-                "geodesics of first order and exact ones, the projection, damping, other batches and steps were varied "
-                "on some models only (the last table of a zoo)"
+                "the projection, damping, other batches and steps were varied on some models only (the last table of "
+                "a zoo)"
                 if any(result["ablations"] for result in results.values())
-                else "geodesics of first order and exact ones, the projection, damping, other batches and steps, which "
-                "`--ablated` varies, were not measured"
+                else "the projection, damping, other batches and steps, which `--ablated` varies, were not measured"
             )
-            + "; the preset `paper` was on images alone. Radii are five for each metric, each model was trained "
-            "once, and a zoo of few models (their number stands in the table above) leaves wide intervals."
+            + f". Radii are five for each metric, {EXACT} for exact geodesics of mix, which end in larger balls; each "
+            "model was trained once, and a zoo of few models (their number stands in the table above) leaves wide "
+            "intervals."
         ),
     ]
 

@@ -192,6 +192,8 @@ def test_an_embedding_beside_the_matrices_needs_a_wide_base() -> None:
 def test_biases_trained_beside_the_matrices_need_a_wide_base(bias: str, where: str) -> None:
     """No layer computes with a weight in half precision and a bias in single precision."""
     model = adapted(torch.bfloat16, bias=bias)
+    if not any(name.endswith("bias") for name in movable(model, "lora") or ()):
+        pytest.skip("this PEFT does not count them to the adapter")
     before = state(model)
     with pytest.raises(UsageError, match=f"{where}.*stays in torch.bfloat16.*load the base in float32"):
         score(model, bert_batches(1), params="lora", **SHORT)
