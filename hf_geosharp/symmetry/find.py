@@ -125,7 +125,7 @@ def _find(
     outside += unvisited(model, traced.calls, outside, trials, found.names)
     known = [set(p.parameters) for p in pairs]
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
-    scales = [u for u in outside if isinstance(u, Scale) and u.kind in kinds]
+    scales = [s for s in (*found.scales, *outside) if isinstance(s, Scale) and s.kind in kinds]
     used = tuple(p for p in pairs if p.kind in kinds)
     folds: list[Fold] = [*_gains(model, names, traced, used, kinds), *found.biases]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
@@ -204,6 +204,7 @@ class _Found:
         self.names = _Names()
         self.pairs: list[Pair] = []
         self.biases: list[Fold] = []
+        self.scales: list[Scale] = []
         self.unrecognised: list[str] = []
         self.alone: dict[tuple[int, str], list[Pair]] = {}
         """By identity and kind the pairs of attentions that share no weights with others."""
@@ -245,6 +246,9 @@ def _attend(
     if not pairs:
         isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
         pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
+        found.scales += [
+            replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
+        ]
     mixed = traced.mixing | traced.weighing
     if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
         return  # shares that are handed out as they are
@@ -339,6 +343,13 @@ def _betweens(sites: Sequence[Attention], forms: Sequence[Couplings]) -> list[Be
         return []
     weight = next(iter(outputs))
     return [Between(next(iter(gains_)), weight.parameter, weight.inner[0], offset) for offset in (0.0, 1.0)]
+
+
+def _lengths(pairs: Sequence[Pair]) -> Iterator[Scale]:
+    """The lengths of each side's heads: of what is normalised they may be nothing."""
+    for pair in pairs:
+        if pair.group.isometric and not pair.group.complex and pair.group.dim > 1:
+            yield from (Scale("", pair.kind, pair.module, views, (), 0) for views in (pair.g, pair.h))
 
 
 def _pairs(

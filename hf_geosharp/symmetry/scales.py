@@ -1,7 +1,7 @@
-"""Hidden units that scale unevenly: behind a squared ReLU, s on the way in is s⁻² on the way out.
+"""What scales unevenly: behind a squared ReLU s on the way in is s⁻² on the way out, before a norm it is nothing.
 
-The elementwise metric is invariant under them as it is, so that a score needs nothing of them: they are counted, proved
-and can be moved, no more.
+The metrics of where they lie are invariant under them as they are, so that a score needs nothing of them: they are
+counted, proved and can be moved, no more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from hf_geosharp.symmetry.views import View
 
 @dataclass(frozen=True)
 class Scale(Symmetry):
-    """G -> G s, H -> H s^-power for each unit, s > 0; ``g`` and ``h`` are views of (units, 1, rows)."""
+    """G -> G s, H -> H s^-power for each unit, s > 0; ``g`` and ``h`` are views of (units, 1, rows).
+
+    Without ``h`` (power 0) the units are heads of (heads, d, rows) that are normalised, and their length is nothing.
+    """
 
     name: str
     kind: str
@@ -55,13 +58,15 @@ class Scale(Symmetry):
         self._scale(self.h, weights, move["s"] ** -self.power)
 
     def break_(self, weights: Weights, move: Move) -> None:
-        """The way in alone."""
-        self._scale(self.g, weights, move["s"])
+        """The way in alone; of heads that are normalised one coordinate alone."""
+        self._scale(self.g, weights, move["s"], None if self.h else 1)
 
     @staticmethod
-    def _scale(views: tuple[View, ...], weights: Weights, s: Tensor) -> None:
+    def _scale(views: tuple[View, ...], weights: Weights, s: Tensor, coordinates: int | None = None) -> None:
         for view in views:
             window = view.of(weights[view.parameter])
+            if coordinates is not None:
+                window = window.narrow(len(view.copies), 0, coordinates)
             window *= s.to(window).reshape(
                 [view.sizes[n] for n in view.copies] + [1] * (window.ndim - len(view.copies))
             )

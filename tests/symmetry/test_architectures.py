@@ -44,7 +44,7 @@ def examined(row: Row) -> tuple[SymmetryMap, Verified]:
 
 def dimensions(symmetries: SymmetryMap) -> tuple[int, int]:
     kinds = [("qk", "qk_norm"), ("vo", "vo_norm")]
-    return tuple(sum(p.dimension for p in symmetries.pairs if p.kind in k) for k in kinds)  # type: ignore[return-value]
+    return tuple(sum(s.dimension for s in (*symmetries.pairs, *symmetries.scales) if s.kind in k) for k in kinds)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("row", [*_rows()])
