@@ -16,7 +16,7 @@ from hf_geosharp.cli import main
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.docs.page import anchors, fenced
-from tests.symmetry.table import LESS, TABLE
+from tests.symmetry.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -205,9 +205,9 @@ def test_the_figures_of_the_ascent_are_those_that_were_measured() -> None:
 
 def test_the_count_of_families_is_that_of_the_table() -> None:
     text = " ".join(README.split())
-    agree = len(TABLE) - len(LESS)
-    assert f"Of {len(TABLE)} families and variants whose groups were worked out by hand, {agree} agree" in text
-    assert {str(row) for row in TABLE} >= LESS
+    assert (
+        f"In all {len(TABLE)} families and variants whose groups were worked out by hand both dimensions agree" in text
+    )
 
 
 def cost_table() -> str:

@@ -62,6 +62,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
                 yield carried
                 continue
         ports = list(_ports(trace, families, sources))
+        softmax.logits = _queries_before_keys(softmax.logits, ports)
         roles = _key_features(softmax.logits, ports)
         if roles is not None:
             qk = couplings(contracted(softmax.logits), ports, roles)
@@ -184,6 +185,33 @@ def _ports(trace: Trace, families: Families, sources: Sequence[Tensor]) -> Itera
             yield Port(s, None, families.entries(trace.parameters[id(s)], s), 0)
 
 
+def _queries_before_keys(logits: Tensor, ports: Sequence[Port]) -> Tensor:
+    """Logits (..., queries, keys), also where heads lie there and queries before them.
+
+    Heads read features of their own; what one query reads another one reads too, if it is not hidden from it.
+    """
+    ports = [p for p in ports if p.axis is not None]
+    if logits.ndim < 4 or not ports:
+        return logits
+    noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) + 0.5).to(logits)
+
+    def nested(axis: int) -> bool:
+        read = []
+        for index in (0, logits.shape[axis] - 1):
+            mask = torch.zeros_like(noise)
+            mask.select(axis, index).copy_(noise.select(axis, index))
+            grads = torch.autograd.grad(logits, [p.tensor for p in ports], mask, retain_graph=True, allow_unused=True)
+            read.append(torch.cat([p.features(g).cpu() for p, g in zip(ports, grads, strict=True)]))
+        first, last = read
+        return not bool((first & ~last).any() and (last & ~first).any())
+
+    if nested(-2):
+        return logits
+    others = sorted((a for a in range(logits.ndim - 2) if logits.shape[a] > 1), key=lambda a: -logits.shape[a])
+    axis = next((a for a in others if nested(a)), None)
+    return logits if axis is None else logits.movedim(axis, -2)
+
+
 def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) -> list[Tensor] | None:
     """For each port the features that belong to keys; None if nothing is compared here.
 
@@ -261,8 +289,10 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
     ports = [*_ports(trace, families, sources), Port(columns, output.source_axis, *place)]
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)
-    # What does not compare need not have queries beside the last axis: heads, say.
-    return couplings(contracted(by_weight, 2 if id(softmax) in trace.mixing else 1), ports, seeds)
+    if id(softmax) in trace.mixing:
+        return couplings(contracted(_queries_before_keys(by_weight, ports)), ports, seeds)
+    # What does not compare need not have queries at all.
+    return couplings(contracted(by_weight, 1), ports, seeds)
 
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:

@@ -146,9 +146,6 @@ TABLE: tuple[Row, ...] = (
     *heads("detr", attentions=3 * LAYERS),
 )
 
-LESS = {"longformer"}
-"""Where less is found than there is: heads of which only some are global."""
-
 UNLIKE = {"gemma3n_text": "a tiny one has four layers there", "detr": "it needs timm there"}
 """Types that are other models, or none, on transformers 4.x."""
 

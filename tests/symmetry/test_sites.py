@@ -267,6 +267,12 @@ def _padded(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v)
 
 
+def _distances(table: Tensor) -> Tensor:
+    """(queries, heads, keys) out of a row for each distance."""
+    at = torch.arange(TOKENS)
+    return table[at[:, None] - at + TOKENS - 1].transpose(1, 2)
+
+
 CORES = {
     "a learned query": Site(of(_pooled, query=(4, 1, HEAD))),
     "keys before the first are padding": Site(of(_padded), folds=NONE),
@@ -331,6 +337,23 @@ CORES = {
     "length one, then rotary, neighbours": Site(
         of(lambda m, x, q, k, v: attend(interleaved(_unit(q)), interleaved(_unit(k)), v)), {"U(1)": 12},
         folds=VALUE_BIAS,
+    ),
+    "heads that lie between queries and keys": Site(
+        of(
+            lambda m, x, q, k, v: torch.einsum(
+                "bqns,bnsh->bqnh", torch.einsum("bnqh,bnsh->bqns", q, k).softmax(-1), v
+            ).flatten(2)
+        )
+    ),
+    "heads that lie between queries and keys, tables of relative positions": Site(
+        of(
+            lambda m, x, q, k, v: torch.einsum(
+                "bqns,bnsh->bqnh",
+                (torch.einsum("bnqh,bnsh->bqns", q, k) + _distances(m.table)).softmax(-1),
+                v,
+            ).flatten(2),
+            table=(2 * TOKENS - 1, 4),
+        )
     ),
     "a gate for each entry": Site(
         of(lambda m, x, q, k, v: attend(q, k, v) * torch.sigmoid(x @ m.gate), gate=(WIDTH, 4 * HEAD)),
