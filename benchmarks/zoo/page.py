@@ -93,7 +93,8 @@ def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 if any(result["ablations"] for result in results.values())
                 else "the projection, damping, other batches and steps, which `--ablated` varies, were not measured"
             )
-            + f". Radii are five for each metric, {EXACT} for exact geodesics of mix, which end in larger balls; each "
+            + "; on texts the preset `paper` is of second order alone. "
+            f"Radii are five for each metric, {EXACT} for exact geodesics of mix, which end in larger balls; each "
             "model was trained once, and a zoo of few models (their number stands in the table above) leaves wide "
             "intervals."
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +44,62 @@ def test_the_figures_of_diagonal_networks_are_those_that_were_measured() -> None
     assert f"{PAPER['inv']:+.2f} and {PAPER['mix']:+.2f} on diagonal networks" in text
 
 
+def _orders(name: str) -> tuple[float, float]:
+    """Of a setting against second order and all symmetries: median ratio of the scores, and change of τ with a gap.
+
+    Where each of them is largest, over zoos and radii.
+    """
+    ratios, taus = [], []
+    for path in sorted((ROOT / "benchmarks" / "data").glob("zoo_*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        usual = f"{name.split()[0]} second"
+        rows = {(row["name"], row["rho"]): row for row in result["rows"] if "rho" in row}
+        for i, rho in enumerate(result["setting"]["radii"][name.split()[0]]):
+            if (name, rho) in rows and (usual, rho) in rows:
+                pairs = [(m["cells"][name][i], m["cells"][usual][i]) for m in result["models"]]
+                ratios.append(statistics.median(a / b for a, b in pairs))
+                taus += [
+                    rows[name, rho][t]["tau"] - rows[usual, rho][t]["tau"] for t in ("gap in error", "gap in loss")
+                ]
+    return max(ratios, key=lambda r: abs(r - 1)), max(map(abs, taus))
+
+
+def test_what_is_said_of_orders_and_of_the_papers_symmetries_is_what_was_measured() -> None:
+    text = " ".join(PAGE.split())
+    inv = [_orders(name) for name in ("inv first", "inv exact")]
+    assert (
+        f"changes the median score by at most {100 * max(abs(ratio - 1) for ratio, _ in inv):.1f} % and τ with a gap "
+        f"by at most {max(tau for _, tau in inv):.2f}"
+    ) in text
+    ratio, tau = _orders("mix first")
+    assert f"a median score is down to {ratio:.2f} of what it was, and τ with a gap moves by up to {tau:.2f}" in text
+    assert (
+        f"the exact geodesic, where it does not end inside the ball, moves it by up to {_orders('mix exact')[1]:.2f}"
+        in text
+    )
+    paper = [_orders(f"{metric} second paper") for metric in ("inv", "mix")]
+    assert (
+        f"change a median score by up to {100 * max(abs(ratio - 1) for ratio, _ in paper):.0f} % and τ with a gap by "
+        f"up to {max(tau for _, tau in paper):.2f}"
+    ) in text
+
+
 def test_what_is_said_of_settings_is_what_was_measured() -> None:
     rows = {
         zoo: json.loads((ROOT / "benchmarks" / "data" / f"zoo_{zoo}.json").read_text(encoding="utf-8"))["ablations"]
-        for zoo in ("image", "text")
+        for zoo in ("image", "finetune-image", "text")
     }
     text = " ".join(PAGE.split())
     counts = {zoo: {row["models"] for row in found} for zoo, found in rows.items()}
-    assert f"on {counts['image'].pop()} of the image models and {counts['text'].pop()} of the text models" in text
+    images, tuned, texts = (found.pop() for found in counts.values())
+    assert f"on {images} of the image models, {tuned} of their fine-tunes and {texts} of the text models" in text
 
     def changes(name: str) -> list[float]:
         return [row["ratio"] - 1 for found in rows.values() for row in found if row["name"] == name]
 
-    for name in ("inv first", "inv exact"):
-        assert max(map(abs, changes(name))) < 0.02, name
-        assert min(r["ranking"] for found in rows.values() for r in found if r["name"] == name) > 0.9, name
-    (largest,) = (r for r in rows["image"] if (r["name"], r["rho"]) == ("mix first", 0.3))
-    assert f"(τ of the two rankings {largest['ranking']:+.2f})" in text
+    inv, mix = (100 * max(map(abs, changes(f"{metric} second no projection"))) for metric in ("inv", "mix"))
+    assert f"raises the worst case of `inv` by at most {inv:.1g} % and that of `mix` by up to {mix:.0f} %" in text
     for metric in ("inv", "mix"):
-        assert max(map(abs, changes(f"{metric} second no projection"))) < 0.055
         assert max(changes(f"{metric} second 60 steps")) < 0.005
         assert min(changes(f"{metric} second 5 steps")) < -0.03
 
