@@ -5,6 +5,8 @@ Everything here works on a mapping from parameter names to tensors (usually floa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +20,13 @@ from hf_geosharp.symmetry.views import View, read, scale, shape_of, write
 
 @dataclass(frozen=True)
 class Between:
-    """A norm's gain between the factors: what meets the first one is the second times the gain (plus ``offset``).
+    """A norm's gain between the factors: what meets the first one is the second times the gain.
 
-    ``axis`` is that of ``parameter``, of which the second factor is a view, along which the gain lies.
+    Attributes:
+        gain: name of the norm's weight, (n,).
+        parameter: name of what the second factor is a view of.
+        axis: the dimension of it, of size n, along which the gain lies.
+        offset: 1 where the norm multiplies by 1 + weight.
     """
 
     gain: str
@@ -28,17 +34,14 @@ class Between:
     axis: int
     offset: float = 0.0
 
-    def enter(self, weights: Weights) -> None:
-        """The parameter times the gain."""
-        weights[self.parameter].mul_(self._along(weights))
-
-    def leave(self, weights: Weights) -> None:
-        """Undoes :meth:`enter`."""
-        weights[self.parameter].div_(self._along(weights))
-
-    def _along(self, weights: Weights) -> Tensor:
-        shape = [-1 if d == self.axis else 1 for d in range(weights[self.parameter].ndim)]
-        return (weights[self.gain] + self.offset).reshape(shape)
+    @contextmanager
+    def multiplied(self, weights: Weights) -> Iterator[None]:
+        """The parameter is that times the gain meanwhile. From a gain of zero there is no way back: inf or NaN."""
+        weight, gain = weights[self.parameter], weights[self.gain] + self.offset
+        along = gain.reshape([-1 if d == self.axis else 1 for d in range(weight.ndim)])
+        weight.mul_(along)
+        yield
+        weight.div_(along)
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,12 @@ class Pair(Symmetry):
             scale(self.g, weights, move["a"].flatten().reciprocal())
             scale(self.h, weights, move["a"].flatten())
             return
-        if self.between:
-            self.between.enter(weights)
-        g, h = self.factors(weights)
-        self.set_factors(weights, *act(g, h, move["a"].to(g)))
-        if self.between:
-            self.between.leave(weights)
+        with self._in_units(weights):
+            g, h = self.factors(weights)
+            self.set_factors(weights, *act(g, h, move["a"].to(g)))
+
+    def _in_units(self, weights: Weights) -> AbstractContextManager[None]:
+        return self.between.multiplied(weights) if self.between else nullcontext()
 
     def break_(self, weights: Weights, move: Move) -> None:
         """(G, H) -> (G A⁻¹, H)."""
@@ -142,19 +145,16 @@ class Pair(Symmetry):
 
     def untied(self, weights: Weights, move: Move) -> None:
         """A negative control: only the first of the blocks of queries that share a key moves with it."""
-        if self.between:
-            self.between.enter(weights)
-        g, h = self.factors(weights)
-        moved_g, moved_h = act(g, h, move["a"].to(g))
-        row = 0
-        for view in self.g:
-            blocks = next((view.sizes[n] for n in view.rows if n[0] == "m"), 1)
-            part = view.height // blocks
-            moved_g[:, row + part : row + view.height] = g[:, row + part : row + view.height]
-            row += view.height
-        self.set_factors(weights, moved_g, moved_h)
-        if self.between:
-            self.between.leave(weights)
+        with self._in_units(weights):
+            g, h = self.factors(weights)
+            moved_g, moved_h = act(g, h, move["a"].to(g))
+            row = 0
+            for view in self.g:
+                blocks = next((view.sizes[n] for n in view.rows if n[0] == "m"), 1)
+                part = view.height // blocks
+                moved_g[:, row + part : row + view.height] = g[:, row + part : row + view.height]
+                row += view.height
+            self.set_factors(weights, moved_g, moved_h)
 
 
 def _shifted(x: Tensor, frequencies: int, by: int) -> Tensor:

@@ -62,8 +62,12 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
                 yield carried
                 continue
         ports = list(_ports(trace, families, sources))
-        softmax.logits = _queries_before_keys(softmax.logits, ports)
-        roles = _key_features(softmax.logits, ports)
+        roles = None
+        for logits in _layouts(softmax.logits, ports):
+            roles = _key_features(logits, ports)
+            if roles is not None:
+                softmax.logits = logits
+                break
         if roles is not None:
             qk = couplings(contracted(softmax.logits), ports, roles)
         elif id(softmax) in trace.mixing:
@@ -185,14 +189,16 @@ def _ports(trace: Trace, families: Families, sources: Sequence[Tensor]) -> Itera
             yield Port(s, None, families.entries(trace.parameters[id(s)], s), 0)
 
 
-def _queries_before_keys(logits: Tensor, ports: Sequence[Port]) -> Tensor:
-    """Logits (..., queries, keys), also where heads lie there and queries before them.
+def _layouts(logits: Tensor, ports: Sequence[Port]) -> Iterator[Tensor]:
+    """Logits (..., queries, keys); where heads lie in that place, with each axis there that may be that of the queries.
 
-    Heads read features of their own; what one query reads another one reads too, if it is not hidden from it.
+    Heads read features of their own; what one query reads another one reads too, if it is not hidden from it. But so
+    it is with samples.
     """
     ports = [p for p in ports if p.axis is not None]
     if logits.ndim < 4 or not ports:
-        return logits
+        yield logits
+        return
     noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) + 0.5).to(logits)
 
     def nested(axis: int) -> bool:
@@ -206,10 +212,12 @@ def _queries_before_keys(logits: Tensor, ports: Sequence[Port]) -> Tensor:
         return not bool((first & ~last).any() and (last & ~first).any())
 
     if nested(-2):
-        return logits
-    others = sorted((a for a in range(logits.ndim - 2) if logits.shape[a] > 1), key=lambda a: -logits.shape[a])
-    axis = next((a for a in others if nested(a)), None)
-    return logits if axis is None else logits.movedim(axis, -2)
+        yield logits
+        return
+    others = [a for a in reversed(range(logits.ndim - 2)) if logits.shape[a] > 1 and nested(a)]
+    yield from (logits.movedim(axis, -2) for axis in others)
+    if not others:
+        yield logits
 
 
 def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) -> list[Tensor] | None:
@@ -267,8 +275,8 @@ def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) 
     """
     found = _mixed(trace, families, softmax, output, output.source)
     norm = trace.norm_of(output.source)
-    if found.reason and norm in trace.normed:
-        before, gain = trace.normed[norm]
+    if found.reason and norm in trace.before_norm:
+        before, gain = trace.before_norm[norm]
         if before.shape == output.source.shape:
             without = _mixed(trace, families, softmax, output, before)
             return found if without.reason else replace(without, gain=gain)
@@ -289,10 +297,14 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
     ports = [*_ports(trace, families, sources), Port(columns, output.source_axis, *place)]
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)
-    if id(softmax) in trace.mixing:
-        return couplings(contracted(_queries_before_keys(by_weight, ports)), ports, seeds)
-    # What does not compare need not have queries at all.
-    return couplings(contracted(by_weight, 1), ports, seeds)
+    if id(softmax) not in trace.mixing:  # what does not compare need not have queries
+        return couplings(contracted(by_weight, 1), ports, seeds)
+    found = _NOTHING
+    for laid_out in _layouts(by_weight, ports):
+        found = couplings(contracted(laid_out), ports, seeds)
+        if not found.reason:
+            break
+    return found
 
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:

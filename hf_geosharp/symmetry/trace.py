@@ -85,7 +85,7 @@ class Trace:
     parameters: dict[int, str] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)
     """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
-    normed: dict[str, tuple[Tensor, str]] = field(default_factory=dict)
+    before_norm: dict[str, tuple[Tensor, str]] = field(default_factory=dict)
     """What each of them read, with its graph, and the name of its vector of weights."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
@@ -539,7 +539,7 @@ def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
                 result.norms[output.untyped_storage().data_ptr()] = name
                 gain = result.parameters.get(id(module._parameters["weight"]))
                 if gain is not None and args and isinstance(args[0], Tensor):
-                    result.normed[name] = args[0], gain
+                    result.before_norm[name] = args[0], gain
 
     for name, module in model.named_modules():
         if not module._modules and not module._parameters:

@@ -345,6 +345,15 @@ CORES = {
             ).flatten(2)
         )
     ),
+    "one head that lies between queries and keys": Site(
+        of(
+            lambda m, x, q, k, v: torch.einsum(
+                "bqns,bnsh->bqnh", torch.einsum("bnqh,bnsh->bqns", q, k).softmax(-1), v
+            ).flatten(2),
+            heads=1,
+        ),
+        ONE, ONE, {"key_bias": HEAD, "value_bias": HEAD},
+    ),
     "heads that lie between queries and keys, tables of relative positions": Site(
         of(
             lambda m, x, q, k, v: torch.einsum(
@@ -565,6 +574,29 @@ def _same_products(factors: tuple[Tensor, Tensor], first: Tensor, second: Tensor
     ours = (factors[0] @ factors[1].mT).flatten(1).sort(dim=1).values
     theirs = (first.mT @ second).flatten(1).sort(dim=1).values
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [name for name in CORES if "between queries and keys" in name])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_samples_are_not_taken_for_queries(name: str, rows: int) -> None:
+    """More samples than queries, or one: which axis counts queries does not depend on that."""
+    batch = {"x": torch.randn(rows, TOKENS, WIDTH, generator=torch.Generator().manual_seed(rows), dtype=torch.float64)}
+    found = find_symmetries(Residual(SITES[name].module()), batch)
+    assert (groups(found, "qk"), groups(found, "vo")) == (SITES[name].qk, SITES[name].vo)
+
+
+def test_nothing_is_claimed_across_a_gain_of_zero_and_the_weights_stay() -> None:
+    """What the output projection has there is nobody's: a rotation of the values would need it back."""
+    model = Residual(SubNormed())
+    with torch.no_grad():
+        model.get_parameter("parts.0.norm.weight")[3] = 0
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    found = find_symmetries(model, inputs(), prove=False)
+    assert groups(found, "vo") == ROTATED
+    proof = verify(model, found, [inputs(1)], each=True)
+    assert groups(proof.map, "vo") == NONE
+    assert any(text.startswith("parts.0.vo: ") for text in proof.map.dropped)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 def test_rotations_in_units_of_a_gain_need_its_fold() -> None:
