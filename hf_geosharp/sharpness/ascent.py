@@ -37,8 +37,7 @@ class NotFiniteError(ValueError):
 class Climb:
     """The best point found. ``rise`` is its loss less ``base``; ``history`` the best rise after each step.
 
-    ``stopped`` says why the climb ended: "converged" by its own rule, "budget" when its steps were used up, "lost" when
-    it gave up because it found no finite loss above the first.
+    ``stopped`` says why the climb ended: "converged" by its own rule, or "budget" when its steps were used up.
     """
 
     u: Tangent

@@ -262,7 +262,8 @@ class Runner:
                     text += ", or inv if pairs are almost zero: mix lets them move as far as all others"
             self._batch_notes.append(text)
         return BatchScore(
-            index, ball.base, climb.rise, climb.steps, climb.converged, climb.steps + 1, climb.stopped
+            index, ball.base, climb.rise, climb.steps, climb.converged, climb.steps + 1,
+            "lost" if climb.lost else climb.stopped,
         )  # fmt: skip
 
     def _profile(self, ball: Ball, rho: float) -> Profile | None:

@@ -119,8 +119,7 @@ def secant(
         promise = walk.plan()
         point = None if settled(counted, promise, walk.noise) else walk.next(promise, generator)
         if point is None:
-            climb = Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
-            return replace(climb, stopped="lost") if climb.lost else climb
+            return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
         good = walk.take(*evaluate(point, k < steps))
         del point
         history.append(walk.loss - base)

@@ -43,7 +43,12 @@ class Quadratic:
     ) -> None:
         """Of (u, g) or (u, g, s, y) with these inner products; ``loss`` is how much higher it is at the end of s.
 
-        Directions that vectors have in common but for a share of ``limit`` of their squares are left out.
+        Directions that vectors have in common but for a share of ``limit`` of their squares are left out: coordinates
+        are (k,), with k at most the number of vectors.
+
+        Args:
+            vectors: two or four; gram: their inner products, (2, 2) or (4, 4).
+            loss: None where there is no step; noise: a difference of losses that rounding can make, in nats.
         """
         if loss is not None and not _holds(gram, loss, noise):
             vectors, gram = vectors[:2], gram[:2, :2]
@@ -148,9 +153,14 @@ def _curvature(s: Array, y: Array) -> Array:
 
 
 def largest_in_ball(linear: Array, matrix: Array, rho: float, near: Array) -> Array:
-    """The z with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix.
+    """The z (n,) with ‖z‖ <= rho that maximises linear·z + ½ zᵀ matrix z, globally, for a small symmetric matrix.
 
-    Of two that are about equally good the one nearer to ``near``: rounding must not choose.
+    Of two that are about equally good the one nearer to ``near``: rounding must not choose. The maximum is
+    (multiplier - matrix)⁻¹ linear with a multiplier that makes it as long as rho, or 0 (Moré and Sorensen, *Computing
+    a trust region step*, 1983).
+
+    Args:
+        linear, near: (n,); matrix: (n, n), symmetric; rho: positive.
     """
     if not len(linear):
         return linear
