@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from hf_geosharp.geometry.gauge import act
+from hf_geosharp.geometry.gauge import act, canonical
 from hf_geosharp.geometry.geodesics import Pairwise, integrate_to_tolerance
 from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, FactorFrame, Metric, Tensors
 from tests.oracles import pair_formulas as oracle
@@ -272,6 +273,43 @@ def test_single_precision(case: Case, order: str) -> None:
     pulled = end.pullback(tuple(covector))
     assert distance(pulled, end64.pullback(wide[2])) < 1e-5
     assert distance(frame.horizontal(pulled), pulled) < 1e-5
+
+
+@pytest.mark.parametrize("complex_", [False, True])
+@pytest.mark.parametrize("spread", [1.0, 1e2, 1e5])
+@pytest.mark.parametrize("metric", PAIR_METRICS)
+def test_single_precision_loses_no_more_than_its_rounding(metric: str, spread: float, complex_: bool) -> None:
+    """Matrices of a head's size are in it too; singular values from 1 to 1 / spread, and steps as large as they are."""
+    generator = torch.Generator().manual_seed(0)
+    dtype, narrow = (torch.complex128, torch.complex64) if complex_ else (torch.float64, torch.float32)
+    g, h, *u = (torch.randn(3, n, 16, dtype=dtype, generator=generator) for n in (65, 64, 65, 64))
+    base = canonical(g * torch.logspace(0, -math.log10(spread), 16, dtype=torch.float64), h)
+    wide, lean = (PAIR_METRICS[metric].frame(base, d) for d in (dtype, narrow))
+    size = 0.3 / math.sqrt(sum(float(x.abs().square().sum()) for x in u))
+    size *= float(base.s.min().sqrt()) if metric == "mix" else 1.0
+    u = list(wide.horizontal(tuple(size * x for x in u)))
+    ends = wide.geodesic(tuple(u), "second"), lean.geodesic(tuple(x.to(narrow) for x in u), "second")
+    assert ends[1].point[0].dtype == narrow
+    assert distance(tuple(x.to(dtype) for x in ends[1].point), ends[0].point) < 3e-7
+    covector = tuple(torch.randn(x.shape, dtype=dtype, generator=generator) for x in u)
+    pulled = ends[0].pullback(covector), ends[1].pullback(tuple(x.to(narrow) for x in covector))
+    assert distance(tuple(x.to(dtype) for x in pulled[1]), pulled[0]) < 3e-7
+
+
+@pytest.mark.parametrize("metric", PAIR_METRICS)
+def test_pairs_that_are_almost_zero_have_finite_end_points_and_gradients_where_they_are(metric: str) -> None:
+    """The factors of the second-order term are beyond single precision there; times zero they are zero."""
+    generator = torch.Generator().manual_seed(0)
+    g, h = (1e-14 * torch.randn(2, n, 4, dtype=torch.float64, generator=generator) for n in (7, 6))
+    g[1], h[1] = 1e14 * g[1], 1e14 * h[1]
+    frame = PAIR_METRICS[metric].frame(canonical(g, h), torch.float32)
+    end = frame.geodesic((torch.zeros(2, 7, 4), torch.zeros(2, 6, 4)), "second")
+    # The gradients of a function of the product G Hᵀ.
+    x = torch.randn(2, 7, 6, dtype=torch.float64, generator=generator)
+    base = canonical(g, h)
+    pulled = end.pullback(tuple(c.float() for c in (x @ base.h, x.mT @ base.g)))
+    assert all(bool(torch.isfinite(x).all()) for x in (*end.point, *pulled))
+    assert all(x.dtype == torch.float32 for x in (*end.point, *pulled))
 
 
 # ----------------------------------------------------------------------------------------------------------- isometries
