@@ -44,14 +44,67 @@ def test_the_figures_of_diagonal_networks_are_those_that_were_measured() -> None
     assert f"{PAPER['inv']:+.2f} and {PAPER['mix']:+.2f} on diagonal networks" in text
 
 
+def _zoos() -> dict[str, dict[str, Any]]:
+    folder = ROOT / "benchmarks" / "data"
+    return {p.stem.removeprefix("zoo_"): json.loads(p.read_text(encoding="utf-8")) for p in folder.glob("zoo_*.json")}
+
+
+WORST = ("euclidean", "adaptive", "inv second", "mix second")
+
+
+def test_what_is_said_of_the_signs_is_what_was_measured() -> None:
+    text = " ".join(PAGE.split())
+    assert (
+        "In all four zoos of 60 the *flatter* models have the larger gap in loss where the loss hardly rises (τ" in text
+    )
+    assert "the *sharper* ones where it rises by several nats (up to +0.6; for `mix` on images from scratch the" in text
+    zoos = _zoos()
+    assert {zoo: result["counts"]["reached"] for zoo, result in zoos.items()} == dict.fromkeys(zoos, 60)
+    assert len(zoos) == 4
+    largest = []
+    for zoo, result in zoos.items():
+        for name in WORST:
+            found = [row["gap in loss"] for row in result["rows"] if row["name"] == name]
+            assert found[0]["tau"] == pytest.approx(-0.3, abs=0.05)
+            assert found[0]["high"] < 0
+            assert (found[-1]["low"] > 0) == ((zoo, name) != ("image", "mix second"))
+            largest.append(max(c["tau"] for c in found))
+    assert max(largest) == pytest.approx(0.6, abs=0.05)
+
+
+def test_what_is_said_of_fine_tunes_of_a_vision_transformer_is_what_was_measured() -> None:
+    text = " ".join(PAGE.split())
+    rows = {(r["name"], r.get("rho")): r["gap in error"] for r in _zoos()["finetune-image"]["rows"]}
+    inv, adaptive = rows["inv second", 0.3]["tau"], rows["adaptive", 1.0]["tau"]
+    means = max(c["tau"] for (name, _), c in rows.items() if name in ("inv second average", "adaptive average"))
+    assert (
+        f"`inv` at 0.3 and `adaptive` at 1 go with the gap in error (τ {inv:+.2f} and {adaptive:+.2f}, their averages "
+        f"up to {means:+.2f})"
+    ) in text
+    assert all(rows[key]["among"] < 0.05 for key in (("inv second", 0.3), ("adaptive", 1.0)))
+    assert all(c["low"] < 0 for (name, _), c in rows.items() if name == "mix second")
+    plain = max(abs(c["tau"]) for (_, rho), c in rows.items() if rho is None)
+    assert f"none of the baselines (losses, norms, margin, Hessian) has more than ±{plain:.2f}" in text
+
+
+def test_on_texts_the_margin_and_the_training_loss_tell_more_of_the_gap_in_loss() -> None:
+    assert "but there the training loss and the margin, which cost nothing, tell more of the gap in loss" in " ".join(
+        PAGE.split()
+    )
+    for zoo in ("text", "finetune"):
+        rows = _zoos()[zoo]["rows"]
+        sharp = max(abs(r["gap in loss"]["tau"]) for r in rows if "rho" in r)
+        plain = {r["name"]: abs(r["gap in loss"]["tau"]) for r in rows if "rho" not in r}
+        assert min(plain["margin"], plain["training loss"]) > sharp
+
+
 def _orders(name: str) -> tuple[float, float]:
     """Of a setting against second order and all symmetries: median ratio of the scores, and change of τ with a gap.
 
     Where each of them is largest, over zoos and radii.
     """
     ratios, taus = [], []
-    for path in sorted((ROOT / "benchmarks" / "data").glob("zoo_*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+    for result in _zoos().values():
         usual = f"{name.split()[0]} second"
         rows = {(row["name"], row["rho"]): row for row in result["rows"] if "rho" in row}
         for i, rho in enumerate(result["setting"]["radii"][name.split()[0]]):
@@ -85,10 +138,8 @@ def test_what_is_said_of_orders_and_of_the_papers_symmetries_is_what_was_measure
 
 
 def test_what_is_said_of_settings_is_what_was_measured() -> None:
-    rows = {
-        zoo: json.loads((ROOT / "benchmarks" / "data" / f"zoo_{zoo}.json").read_text(encoding="utf-8"))["ablations"]
-        for zoo in ("image", "finetune-image", "text")
-    }
+    zoos = _zoos()
+    rows = {zoo: zoos[zoo]["ablations"] for zoo in ("image", "finetune-image", "text")}
     text = " ".join(PAGE.split())
     counts = {zoo: {row["models"] for row in found} for zoo, found in rows.items()}
     images, tuned, texts = (found.pop() for found in counts.values())
