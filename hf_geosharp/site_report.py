@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.symmetry.fold import Fold
+from hf_geosharp.symmetry.fold import Fold, Mean
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.scales import Scale
@@ -24,14 +24,15 @@ refuted on this model; not tried."""
 
 _POSITIVE = Group(1, positive=True)
 
-_FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "norm_gain": "scale"}
+_FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "qk_mean": "shift", "norm_gain": "scale"}
 
 
 @dataclass(frozen=True)
 class Slice:
     """Which part of a parameter a site uses.
 
-    ``factor`` is "g" or "h" for the factor of a pair that it belongs to, "fixed" for what a fold sets to a constant.
+    ``factor`` is "g" or "h" for the factor of a pair that it belongs to, "fixed" for what a fold sets to a constant,
+    "centred" for heads whose mean is nothing.
     ``index`` says in words what is taken of each dimension, "" if all of it. Exactly: it begins at ``start``, and an
     index in each of the ``axes`` moves by its step along its dimension; ``layout`` names the axes of each dimension,
     outermost first.
@@ -144,12 +145,14 @@ def _describe(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]]) -> tuple[
         group = _POSITIVE if isinstance(symmetry, Scale) else symmetry.group
         return group.name, symmetry.copies, group.dim, slices
     if isinstance(symmetry, Fold):
-        first = symmetry.fixed[0]
-        dim = first.width * first.height
+        views = symmetry.views if isinstance(symmetry, Mean) else symmetry.fixed
+        first = views[0]
+        dim = symmetry.dimension // first.count if isinstance(symmetry, Mean) else first.width * first.height
         word = _FOLD_GROUPS.get(symmetry.kind, symmetry.kind)
+        factor = "centred" if isinstance(symmetry, Mean) else "fixed"
         if symmetry.dimension > first.count * dim:  # a norm whose bias folds with its gain
             word = "affine"
-        return f"{word}({dim})", first.count, dim, [_slice(v, "fixed", shapes[v.parameter]) for v in symmetry.fixed]
+        return f"{word}({dim})", first.count, dim, [_slice(v, factor, shapes[v.parameter]) for v in views]
     return symmetry.kind, 1, symmetry.dimension, []
 
 

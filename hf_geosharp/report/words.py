@@ -29,7 +29,12 @@ _LENGTHS = {
 }
 _ORDERS = {"first": "first order", "second": "second order", "exact": "exact"}
 _SEARCHES = {"secant": "secant ascent", "apgd": "Auto-PGD", "none": "none"}
-_FOLDED = {"key_bias": "key biases", "value_bias": "value biases", "norm_gain": "gains of norms"}
+_FOLDED = {
+    "key_bias": "key biases",
+    "value_bias": "value biases",
+    "qk_mean": "means of normalised queries and keys",
+    "norm_gain": "gains of norms",
+}
 _REPEATED = ("samples", "batch_size", "batches", "seed", "dtype", "labels")
 """Of the identities of model and data what the settings say already."""
 

@@ -20,14 +20,14 @@ from typing import Any
 from torch import nn
 
 from hf_geosharp.symmetry.fingerprint import LIBRARIES, of_code, of_config, of_layout
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 4
+SCHEMA = 5
 """Of the files; a change of what is found or how it is written raises it."""
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"
@@ -123,7 +123,7 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------- as JSON
 
 _CLASSES: dict[str, type[Any]] = {
-    c.__name__: c for c in (Pair, Between, KeyBias, ValueBias, Gain, Scale, Reader, Group, View, Axis)
+    c.__name__: c for c in (Pair, Between, KeyBias, ValueBias, Mean, Gain, Scale, Reader, Group, View, Axis)
 }
 
 

@@ -33,13 +33,10 @@ def views_of(families: Sequence[Family], blocks: Sequence[Block], which: str) ->
     return tuple(views)
 
 
-def features_view(
-    families: Families, place: tuple[int, int], features: Sequence[int], apart: bool
-) -> list[View] | None:
-    """Views of some features of a linear map: copies of one coordinate each (``apart``), or one copy of all."""
+def features_view(families: Families, place: tuple[int, int], table: Tensor) -> list[View] | None:
+    """Views of the features of a linear map that are in a table, (copies, coordinates)."""
     family, first = place
-    table = torch.tensor(features) + first
-    return _views(families.members[family], table.view(-1, 1, 1) if apart else table.view(1, 1, -1), False)
+    return _views(families.members[family], table.unsqueeze(1) + first, False)
 
 
 def entries_view(families: Families, family: int, table: Tensor) -> list[View] | None:

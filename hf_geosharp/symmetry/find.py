@@ -24,6 +24,7 @@ from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.means import means
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.probe import Trials
@@ -35,7 +36,7 @@ from hf_geosharp.symmetry.verify import Verified, verify
 from hf_geosharp.symmetry.views import View
 
 PRESETS: dict[str, frozenset[str]] = {
-    "full": frozenset({"qk", "vo", "qk_norm", "mlp", "lora", "key_bias", "value_bias", "norm_gain"}),
+    "full": frozenset({"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain"}),
     "attention": frozenset({"qk", "vo", "key_bias", "value_bias"}),
     "paper": frozenset({"qk", "vo"}),
 }
@@ -239,7 +240,7 @@ def _attend(
     pairs = list(_carried(found, kind, scope, sites, trials))
     analysis = analyse(forms, families) if not pairs else Analysis((), 0)
     if not pairs:
-        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms)))
+        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms, traced)))
     if not pairs and kind == "qk":
         for candidates in exchanges(sites, scope, traced, families):
             pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
@@ -249,10 +250,14 @@ def _attend(
         found.scales += [
             replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
         ]
+    centred = []
+    if kind == "qk" and all(p.group.isometric or p.kind != "qk" for p in pairs):
+        centred = [m for m in means(sites, scope, traced, families) if trials.holds(m, scope)]
+        found.biases += centred
     mixed = traced.mixing | traced.weighing
     if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
         return  # shares that are handed out as they are
-    if not pairs:
+    if not pairs and not centred:
         reason = analysis.reason or trials.why_not(scope, kind)
         found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason}")
         return
@@ -312,9 +317,7 @@ def _carried(found: _Found, kind: str, scope: str, sites: Sequence[Attention], t
 
 def _of_another(pair: Pair, scope: str, names: Mapping[str, str]) -> Pair:
     """The pair in an attention that is alike."""
-    between = pair.between
-    if between is not None:
-        between = replace(between, gain=names[between.gain], parameter=names[between.parameter])
+    between = pair.between.renamed(names) if pair.between is not None else None
     g, h = _renamed(pair.g, names), _renamed(pair.h, names)
     return replace(pair, name="", module=scope, g=g, h=h, between=between)
 
@@ -324,7 +327,7 @@ def _renamed(views: Sequence[View], names: Mapping[str, str]) -> tuple[View, ...
 
 
 def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Families) -> Iterator[Pair]:
-    """Pairs of which a norm without weights leaves rotations: of a whole head, or of each frequency."""
+    """Pairs of which a norm without weights leaves rotations: of a whole head, those that keep the mean, or phases."""
     for pairing in ("", "half", "interleaved") if kind == "qk" else ("",):
         blocks = in_order(forms, families, pairing)
         g, h = (views_of(families.members, blocks, side) if blocks else None for side in "gh")
@@ -332,17 +335,26 @@ def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Fam
             group = Group(1, complex=True) if pairing else Group(g[0].width)
             # The whole group where something is done to the product alone, a cap on logits say.
             yield Pair("", kind, scope, group, g, h)
-            yield Pair("", kind, scope, replace(group, isometric=True), g, h)
+            yield from (Pair("", kind, scope, smaller, g, h) for smaller in _rotations(group))
 
 
-def _betweens(sites: Sequence[Attention], forms: Sequence[Couplings]) -> list[Between]:
+def _rotations(group: Group) -> list[Group]:
+    """What keeps lengths, and of that what keeps the mean as well, where that is more than nothing."""
+    isometric = replace(group, isometric=True)
+    return [isometric, *([replace(isometric, centred=True)] if group.dim > 2 else [])]
+
+
+def _betweens(sites: Sequence[Attention], forms: Sequence[Couplings], traced: Trace) -> list[Between]:
     """What a norm that was left out may do to the columns of the output projection: by its weight, or 1 + weight."""
     gains_ = {f.gain for f in forms}
     outputs = {s.output.weight: s.output for s in sites if s.output is not None}
     if gains_ == {""} or len(gains_) != 1 or len(outputs) != 1:
         return []
-    weight = next(iter(outputs))
-    return [Between(next(iter(gains_)), weight.parameter, weight.inner[0], offset) for offset in (0.0, 1.0)]
+    gain, (weight, output) = next(iter(gains_)), next(iter(outputs.items()))
+    bias = next((b for _, g, b in traced.before_norm.values() if g == gain), "")
+    out = output.bias.parameter if bias and output.bias is not None and output.bias.start == (0,) else ""
+    plain = Between(gain, weight.parameter, weight.inner[0], bias=bias if out else "", out=out)
+    return [plain, replace(plain, offset=1.0)]
 
 
 def _lengths(pairs: Sequence[Pair]) -> Iterator[Scale]:
@@ -384,7 +396,7 @@ def _candidates(
     pair = Pair("", kind, scope, group, g, h)
     if betweens:
         for between in betweens if {v.parameter for v in h} == {betweens[0].parameter} else ():
-            yield replace(pair, group=replace(group, isometric=True), between=between)
+            yield from (replace(pair, group=smaller, between=between) for smaller in _rotations(group))
         return
     yield pair
     if turned:

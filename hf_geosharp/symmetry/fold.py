@@ -1,8 +1,8 @@
 """Symmetries that fold away: instead of a quotient, a representative in which the direction is simply absent.
 
-The key bias that softmax ignores, the value bias that adds to the output bias, the gain and bias of a norm that only
-linear maps read. Each is moved to its representative before a score is taken (the function stays) and its own
-parameters are then neither coordinates nor perturbed.
+The key bias that softmax ignores, the value bias that adds to the output bias, the mean that a norm takes out of a
+head, the gain and bias of a norm that only linear maps read. Each is moved to its representative before a score is
+taken (the function stays); what the representative sets to a constant is then neither a coordinate nor perturbed.
 """
 
 from __future__ import annotations
@@ -146,6 +146,69 @@ class ValueBias(Fold):
         bias, out = self.bias.of(weights[self.bias.parameter]), self.out.of(weights[self.out.parameter])
         out += self._through(weights, bias)
         bias.zero_()
+
+
+@dataclass(frozen=True)
+class Mean(Fold):
+    """W -> W + 1 vᵀ for each head, b too: the norm that reads the head takes out the mean of its coordinates.
+
+    Of the representative nothing is fixed: what moves along the mean reaches nothing, and no worst case goes there.
+    """
+
+    name: str
+    module: str
+    views: tuple[View, ...]
+    """The weight (copies, d, rows), and the bias (copies, d) if there is one."""
+    kind: str = "qk_mean"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Each name once, in order."""
+        return tuple(dict.fromkeys(v.parameter for v in self.views))
+
+    @property
+    def dimension(self) -> int:
+        """One for each input of each head, and for its bias."""
+        return sum(v.count * v.height for v in self.views)
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """Nothing."""
+        return ()
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """A standard normal number for each row."""
+        return {
+            f"v{k}": torch.randn(self._means(view), generator=generator, dtype=torch.float64)
+            for k, view in enumerate(self.views)
+        }
+
+    @staticmethod
+    def _means(view: View) -> list[int]:
+        """The shape of the means of a view, that of the window with one coordinate."""
+        return [1 if name in view.dim else size for name, size in zip(view.names, view.shape(), strict=True)]
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {name: -v for name, v in move.items()}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """The same is added to every coordinate."""
+        for k, view in enumerate(self.views):
+            window = view.of(weights[view.parameter])
+            window += move[f"v{k}"].to(window)
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """It is added to the first coordinate alone."""
+        for k, view in enumerate(self.views):
+            window = view.of(weights[view.parameter]).narrow(len(view.copies), 0, 1)
+            window += move[f"v{k}"].to(window)
+
+    def canonicalise(self, weights: Weights) -> None:
+        """Every mean is zero."""
+        for view in self.views:
+            window = view.of(weights[view.parameter])
+            window -= window.mean(tuple(range(len(view.copies), len(view.copies) + len(view.dim))), keepdim=True)
 
 
 @dataclass(frozen=True)

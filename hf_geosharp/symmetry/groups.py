@@ -17,16 +17,20 @@ class Group:
         complex: over the complex numbers.
         positive: of GL(1) only the positive numbers.
         isometric: only what keeps lengths: rotations and reflections O(dim), phases U(1).
+        centred: of O(dim) only what keeps the vector of ones where it is, as a norm wants it that takes out the mean.
     """
 
     dim: int
     complex: bool = False
     positive: bool = False
     isometric: bool = False
+    centred: bool = False
 
     @property
     def name(self) -> str:
-        """``GL(64)``, ``GL(1,C)``, ``GL(1)+``, ``O(64)`` or ``U(1)``."""
+        """``GL(64)``, ``GL(1,C)``, ``GL(1)+``, ``O(64)``, ``O(64) fixing 1`` or ``U(1)``."""
+        if self.centred:
+            return f"O({self.dim}) fixing 1"
         if self.isometric:
             return f"{'U' if self.complex else 'O'}({self.dim})"
         if self.positive:
@@ -36,6 +40,8 @@ class Group:
     @property
     def dimension(self) -> int:
         """Real dimension of the group."""
+        if self.centred:
+            return (self.dim - 1) * (self.dim - 2) // 2
         if self.isometric:
             return self.dim**2 if self.complex else self.dim * (self.dim - 1) // 2
         return self.dim**2 * (2 if self.complex else 1)
@@ -55,6 +61,11 @@ class Group:
             turn = (x.abs() if self.positive else x).sgn()
             return turn if self.isometric else turn * condition**spread
         u, _, vh = torch.linalg.svd(x)
+        if self.centred:
+            # An orthonormal basis that begins with the vector of ones, and a rotation of the rest.
+            basis = torch.linalg.qr(torch.cat([torch.ones(self.dim, 1, dtype=dtype), x[0, :, 1:]], dim=1)).Q[:, 1:]
+            u, _, vh = torch.linalg.svd(x[:, 1:, 1:])
+            return 1 / self.dim + basis @ (u @ vh) @ basis.mT
         if self.isometric:
             return u @ vh
         exponents = torch.linspace(-0.5, 0.5, self.dim, dtype=torch.float64)

@@ -5,9 +5,9 @@ Everything here works on a mapping from parameter names to tensors (usually floa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,21 +27,43 @@ class Between:
         parameter: name of what the second factor is a view of.
         axis: the dimension of it, of size n, along which the gain lies.
         offset: 1 where the norm multiplies by 1 + weight.
+        bias, out: names of what the norm adds, (n,), and of the bias that takes up what becomes of it, or "".
     """
 
     gain: str
     parameter: str
     axis: int
     offset: float = 0.0
+    bias: str = ""
+    out: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the norm's parameters, and of the bias that goes with them."""
+        return tuple(name for name in (self.gain, self.bias, self.out) if name)
+
+    def renamed(self, names: Mapping[str, str]) -> Between:
+        """The same with other names of parameters."""
+        gain, parameter = names[self.gain], names[self.parameter]
+        bias, out = (names[n] if n else "" for n in (self.bias, self.out))
+        return replace(self, gain=gain, parameter=parameter, bias=bias, out=out)
 
     @contextmanager
     def multiplied(self, weights: Weights) -> Iterator[None]:
         """The parameter is that times the gain meanwhile. From a gain of zero there is no way back: inf or NaN."""
         weight, gain = weights[self.parameter], weights[self.gain] + self.offset
         along = gain.reshape([-1 if d == self.axis else 1 for d in range(weight.ndim)])
+        if self.out:
+            weights[self.out].add_(self._through(weights))
         weight.mul_(along)
         yield
         weight.div_(along)
+        if self.out:
+            weights[self.out].sub_(self._through(weights))
+
+    def _through(self, weights: Weights) -> Tensor:
+        """What the parameter makes of the norm's bias."""
+        return torch.tensordot(weights[self.parameter], weights[self.bias], dims=([self.axis], [0]))
 
 
 @dataclass(frozen=True)
@@ -74,8 +96,8 @@ class Pair(Symmetry):
     @property
     def parameters(self) -> tuple[str, ...]:
         """Each name once, in order."""
-        gain = (self.between.gain,) if self.between else ()
-        return tuple(dict.fromkeys((*(v.parameter for v in (*self.g, *self.h)), *gain)))
+        between = self.between.parameters if self.between else ()
+        return tuple(dict.fromkeys((*(v.parameter for v in (*self.g, *self.h)), *between)))
 
     def factors(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """(copies, N, d) and (copies, M, d): copies of the two factors, in the dtype of the weights."""

@@ -276,7 +276,7 @@ def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) 
     found = _mixed(trace, families, softmax, output, output.source)
     norm = trace.norm_of(output.source)
     if found.reason and norm in trace.before_norm:
-        before, gain = trace.before_norm[norm]
+        before, gain, _ = trace.before_norm[norm]
         if before.shape == output.source.shape:
             without = _mixed(trace, families, softmax, output, before)
             return found if without.reason else replace(without, gain=gain)

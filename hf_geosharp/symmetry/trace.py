@@ -85,8 +85,8 @@ class Trace:
     parameters: dict[int, str] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)
     """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
-    before_norm: dict[str, tuple[Tensor, str]] = field(default_factory=dict)
-    """What each of them read, with its graph, and the name of its vector of weights."""
+    before_norm: dict[str, tuple[Tensor, str, str]] = field(default_factory=dict)
+    """What each of them read, with its graph, the name of its vector of weights, and that of its bias or ""."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
     mixing: set[int] = field(default_factory=set)
@@ -539,7 +539,8 @@ def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
                 result.norms[output.untyped_storage().data_ptr()] = name
                 gain = result.parameters.get(id(module._parameters["weight"]))
                 if gain is not None and args and isinstance(args[0], Tensor):
-                    result.before_norm[name] = args[0], gain
+                    bias = result.parameters.get(id(module._parameters.get("bias")), "")
+                    result.before_norm[name] = args[0], gain, bias
 
     for name, module in model.named_modules():
         if not module._modules and not module._parameters:

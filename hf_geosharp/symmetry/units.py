@@ -107,9 +107,10 @@ def _pair(
     kind: str, scope: str, group: Group, outputs: tuple[int, int], inputs: list[tuple[int, int] | None],
     features: range, families: Families,
 ) -> Iterator[Pair]:  # fmt: skip
-    apart = group.dim == 1
-    g = features_view(families, outputs, list(features), apart)
-    h = [features_view(families, i, list(range(len(features))), apart) for i in inputs if i is not None]
+    # Copies of one coordinate each, or one copy of all.
+    shape = (-1, 1) if group.dim == 1 else (1, -1)
+    g = features_view(families, outputs, torch.tensor(features).view(shape))
+    h = [features_view(families, i, torch.arange(len(features)).view(shape)) for i in inputs if i is not None]
     if g is None or any(x is None for x in h):
         return
     columns = {v.region: v for views in h for v in views or ()}

@@ -128,7 +128,7 @@ class View:
     def of(self, tensor: Tensor) -> Tensor:
         """The window on ``tensor`` (of the parameter's shape): (*copies, *dim, *rows[, 2]), sharing its storage."""
         axes = {a.name: a for a in self.axes}
-        wanted = [axes[n] for n in self._names()]
+        wanted = [axes[n] for n in self.names]
         offset = sum(s * tensor.stride(d) for d, s in enumerate(self.start))
         return tensor.as_strided(
             [a.size for a in wanted],
@@ -139,9 +139,11 @@ class View:
     def shape(self) -> list[int]:
         """Sizes of the axes of :meth:`of`."""
         sizes = self.sizes
-        return [sizes[n] for n in self._names()]
+        return [sizes[n] for n in self.names]
 
-    def _names(self) -> list[str]:
+    @property
+    def names(self) -> list[str]:
+        """The axes of :meth:`of`, in order."""
         return [*self.copies, *self.dim, *self.rows, *([self.field] if self.field else [])]
 
     def pick(self, axis: str, index: int) -> View:

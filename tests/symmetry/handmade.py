@@ -71,7 +71,8 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(WIDTH)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (self.offset + self.weight)
+        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        y = y if self.weight is None else y * (self.offset + self.weight)
         return y if self.bias is None else y + self.bias
 
 
@@ -229,7 +230,11 @@ class Fused(nn.Module):
         order = [2 + self.axes.index(a) for a in ("s", *(("p", "w") if "p" in self.axes else "n"), "h")]
         found = y.permute(*order, 0, 1).reshape(3, 4, HEAD, *x.shape[:2]).permute(0, 3, 1, 4, 2)
         q, k, v = (found[self.parts.index(part)] for part in "qkv")
-        return self.out(attend(q, k, v))  # type: ignore[no-any-return]
+        return self.out(self.mix(q, k, v))  # type: ignore[no-any-return]
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """What becomes of the heads' queries, keys and values."""
+        return attend(q, k, v)
 
 
 class Grouped(nn.Module):
@@ -454,7 +459,7 @@ class Experts(nn.Module):
 
 
 class Normed(nn.Module):
-    """Attention with a norm on queries and keys: ``per`` "head" (weights shared by heads), "heads" or "width"."""
+    """Attention with a norm on queries and keys: ``per`` "head" (weights for all), "heads", "width", "none"."""
 
     def __init__(
         self, per: str = "head", rotary: Act | None = None, *, first: str = "norm", bias: bool = False,
@@ -468,6 +473,8 @@ class Normed(nn.Module):
         self.q_norm, self.k_norm = (self._norm(n, bias) for n in (4, key_heads))
 
     def _norm(self, heads: int, bias: bool) -> nn.Module:
+        if self.per == "none":
+            return HeadNorm(None, self.offset, bias=False, centred=self.centred)
         size = {"head": (HEAD,), "heads": (heads, 1, HEAD), "width": (heads * HEAD,)}[self.per]
         return HeadNorm(size, self.offset, bias=bias, centred=self.centred)
 
@@ -489,12 +496,15 @@ class Normed(nn.Module):
 class SubNormed(nn.Module):
     """Attention whose heads, side by side, go through a norm before the output projection."""
 
-    def __init__(self, *, offset: float = 0.0, centred: bool = False, key_heads: int = 4, twice: bool = False) -> None:
+    def __init__(
+        self, *, offset: float = 0.0, centred: bool = False, bias: bool = False, out_bias: bool = True,
+        key_heads: int = 4, twice: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.key_heads, self.twice = key_heads, twice
-        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH, bias=out_bias)
         self.k, self.v = (nn.Linear(WIDTH, key_heads * HEAD) for _ in range(2))
-        self.norm = HeadNorm((4 * HEAD,), offset, bias=False, centred=centred)
+        self.norm = HeadNorm((4 * HEAD,), offset, bias=bias, centred=centred)
 
     def forward(self, x: Tensor) -> Tensor:
         k, v = (split(p(x), self.key_heads).repeat_interleave(4 // self.key_heads, dim=1) for p in (self.k, self.v))
@@ -503,15 +513,16 @@ class SubNormed(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """A norm over the last axis with a weight of any shape that broadcasts, as weight or as 1 + weight."""
+    """A norm over the last axis with a weight of any shape that broadcasts, as weight or as 1 + weight, or none."""
 
-    def __init__(self, size: tuple[int, ...], offset: float, *, bias: bool, centred: bool) -> None:
+    def __init__(self, size: tuple[int, ...] | None, offset: float, *, bias: bool, centred: bool) -> None:
         super().__init__()
         self.offset, self.centred = offset, centred
-        self.weight = nn.Parameter(torch.full(size, 1 - offset))
-        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+        self.weight = None if size is None else nn.Parameter(torch.full(size, 1 - offset))
+        self.bias = nn.Parameter(torch.zeros(size)) if size is not None and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = x - x.mean(-1, keepdim=True) if self.centred else x
-        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (self.offset + self.weight)
+        y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+        y = y if self.weight is None else y * (self.offset + self.weight)
         return y if self.bias is None else y + self.bias

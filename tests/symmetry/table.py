@@ -29,6 +29,12 @@ ANGLES = PAIRS = HEAD // 2
 ORTHOGONAL = HEAD * (HEAD - 1) // 2
 """O(8)."""
 
+CENTRED = (HEAD - 1) * (HEAD - 2) // 2
+"""What of O(8) keeps the vector of ones."""
+
+WIDTH = HEADS * HEAD
+"""Inputs of a projection: so many numbers can be added to all coordinates of a head."""
+
 DIAGONAL = HEAD
 """A factor for each coordinate."""
 
@@ -45,13 +51,14 @@ def partly_tied(turned: int) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A family with the dimensions of its two groups over the whole model."""
+    """A family with the dimensions of its two groups over the whole model, and how many means of heads are nothing."""
 
     type: str
     qk: int
     vo: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
     variant: str = ""
+    means: int = 0
 
     def __str__(self) -> str:
         return f"{self.type} {self.variant}".strip()
@@ -97,12 +104,42 @@ TABLE: tuple[Row, ...] = (
     *rotary("llama", "mistral", "mixtral", "olmo", "gemma2", "starcoder2", "phimoe", "phi3", "dbrx", "cohere"),
     *rotary("qwen2", "qwen2_moe", "gemma", attributes={"num_key_value_heads": KEYS}),
     Row("olmo", 0, 0, {"clip_qkv": 0.05}, "clipped"),
-    *gains("cohere", a_layer=KEYS * PAIRS, attributes={"use_qk_norm": True}, variant="normed"),
+    *gains(
+        "cohere",
+        a_layer=KEYS * PAIRS,
+        attributes={"use_qk_norm": True},
+        variant="normed",
+        means=LAYERS * (HEADS + KEYS) * WIDTH,
+    ),
     Row("cohere2", KEYS * (ROTARY + GENERAL), LAYERS * KEYS * GENERAL),
     Row("smollm3", KEYS * (ROTARY + GENERAL), LAYERS * KEYS * GENERAL),
     *rotary("phi", "glm", "glm4", "nemotron", one=partly_rotary(4)),
     *rotary("stablelm", keys=HEADS, one=partly_rotary(2)),
-    *gains("phi", a_layer=partly_tied(4), attributes={"qk_layernorm": True}, variant="normed"),
+    *gains(
+        "phi",
+        a_layer=partly_tied(4),
+        attributes={"qk_layernorm": True},
+        variant="normed",
+        means=LAYERS * (HEADS + KEYS) * (WIDTH + 1),
+    ),
+    *gains(
+        "stablelm",
+        a_layer=HEADS * partly_tied(2),
+        keys=HEADS,
+        attributes={"qk_layernorm": True},
+        variant="normed",
+        means=LAYERS * 2 * HEADS * WIDTH,
+    ),
+    *gains(
+        "persimmon",
+        a_layer=partly_tied(4),
+        keys=HEADS,
+        attributes={"qk_layernorm": True},
+        means=LAYERS * 2 * HEADS * (WIDTH + 1),
+    ),
+    *gains("chameleon", a_layer=HEADS * PAIRS, keys=HEADS, means=LAYERS * 2 * HEADS * WIDTH),
+    # A layer norm between values and output.
+    Row("kosmos_2_text_model", LAYERS * HEADS * GENERAL, LAYERS * HEADS * CENTRED),
     *gains("qwen3", a_layer=PAIRS, attributes={"num_key_value_heads": KEYS}),
     *gains("qwen3_moe", "lfm2", "gemma3_text", a_layer=PAIRS),
     # Two layers of four have keys and values of their own; values are normed without a gain.

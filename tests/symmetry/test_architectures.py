@@ -52,3 +52,4 @@ def test_dimensions_are_those_worked_out_by_hand_and_every_claim_is_proved(row: 
     found, proof = examined(row)
     assert proof.map.dropped == found.dropped
     assert dimensions(proof.map) == (row.qk, row.vo)
+    assert sum(f.dimension for f in proof.map.folds if f.kind == "qk_mean") == row.means

@@ -88,3 +88,17 @@ def test_positive_numbers_are_positive_and_others_are_not_all(copies: int) -> No
 
 def test_the_names_of_positive_numbers_say_so() -> None:
     assert (Group(1, positive=True).name, Group(1, positive=True).dimension) == ("GL(1)+", 1)
+
+
+@pytest.mark.parametrize("dim", [3, 6])
+def test_rotations_that_keep_the_mean_are_all_rotations_of_what_is_beside_it(dim: int) -> None:
+    group = Group(dim, isometric=True, centred=True)
+    a = draw(group)
+    ones, identity = torch.ones(dim, dtype=torch.float64), torch.eye(dim, dtype=torch.float64)
+    assert torch.allclose(a @ ones, ones.expand(len(a), dim), rtol=0, atol=1e-12)
+    assert torch.allclose(a @ a.mT, identity.expand_as(a), rtol=0, atol=1e-12)
+    assert group.dimension == Group(dim - 1, isometric=True).dimension
+    assert group.name == f"O({dim}) fixing 1"
+    # Of both kinds, and none that is close to the identity.
+    assert {round(float(x)) for x in torch.linalg.det(a)} == {-1, 1}
+    assert float((a - identity).abs().flatten(1).amax(1).median()) > 0.5

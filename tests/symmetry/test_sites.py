@@ -88,6 +88,7 @@ VALUE_BIAS = {"value_bias": 4 * HEAD}
 KEY_BIAS = {"key_bias": 4 * HEAD}
 TURNED = {"GL(1,C)": 4 * HEAD // 2}
 ROTATED = {f"O({HEAD})": 4}
+CENTRED = {f"O({HEAD}) fixing 1": 4}
 SUB_NORMED = {**KEY_BIAS, "norm_gain": 4 * HEAD}
 
 
@@ -408,14 +409,24 @@ SUB_NORMS = {
     "a norm of all heads, grouped queries": Site(
         lambda: SubNormed(key_heads=2), TWO, {f"O({HEAD})": 2}, {"key_bias": 2 * HEAD, "norm_gain": 4 * HEAD}
     ),
-    "a layer norm of all heads": Site(
-        lambda: SubNormed(centred=True), vo=NONE, folds=SUB_NORMED, named=("vo",)
+    "a layer norm of all heads": Site(lambda: SubNormed(centred=True), vo=CENTRED, folds=SUB_NORMED),
+    "a layer norm of all heads, with a bias": Site(
+        lambda: SubNormed(centred=True, bias=True), vo=CENTRED, folds={**KEY_BIAS, "norm_gain": 8 * HEAD}
+    ),
+    "a norm of all heads, with a bias": Site(
+        lambda: SubNormed(bias=True), vo=ROTATED, folds={**KEY_BIAS, "norm_gain": 8 * HEAD}
+    ),
+    "a norm of all heads, with a bias that nothing takes up": Site(
+        lambda: SubNormed(bias=True, out_bias=False), vo=NONE, folds=SUB_NORMED, named=("vo",)
     ),
     "a norm of all heads that is read twice": Site(
         lambda: SubNormed(twice=True), vo=NONE, folds=KEY_BIAS, named=("vo",)
     ),
 }  # fmt: skip
-"""A norm leaves rotations of each head, in units of its gain, if nothing but the output projection reads it."""
+"""A norm leaves rotations of each head, in units of its gain, if nothing but the output projection reads it.
+
+One that takes out the mean leaves those that keep it; what it adds has to go to the output's bias meanwhile.
+"""
 
 UNCLAIMED = {
     "bent queries": Site(of(lambda m, x, q, k, v: attend(torch.tanh(q), k, v)), NONE, folds=BIASES, named=("qk",)),
