@@ -7,6 +7,7 @@ into each other. Which entries are tied is read off the mixed derivative of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -48,7 +49,7 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
                 edges += [pair for head in found.heads for pair in head]
                 if len(edges) > MAX_EDGES:
                     return []
-    return [_candidates(groups, edges, tensors, scope, families) for groups in _ties(edges)]
+    return [_candidates(groups, own, tensors, scope, families) for own in _two_sided(edges) for groups in _ties(own)]
 
 
 MAX_EDGES = 1 << 18
@@ -78,6 +79,17 @@ def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
         if met is not None and int((met != 0).sum()) > max(FEW, active // 2):
             return False
     return True
+
+
+def _two_sided(edges: Sequence[tuple[Node, Node]]) -> Iterator[Sequence[tuple[Node, Node]]]:
+    """The edges; those of two weights at a time where one stands on both sides, a scale beside two norms."""
+    if not {f for (f, _), _ in edges} & {f for _, (f, _) in edges}:
+        yield edges
+        return
+    between: dict[tuple[int, int], list[tuple[Node, Node]]] = {}
+    for a, b in edges:
+        between.setdefault((a[0], b[0]), []).append((a, b))
+    yield from between.values()
 
 
 def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
@@ -122,6 +134,31 @@ def _candidates(
     if pair.g and pair.h:
         yield pair
         yield replace(pair, g=_shifted(pair.g), h=_shifted(pair.h))
+
+
+def joins(pair: Pair, found: Sequence[Pair], families: Families) -> bool:
+    """Whether a pair exchanges something that those found do not exchange already, by way of a third weight."""
+    shapes = {f.parameter: f.shape for f in families.members}
+    root: dict[object, object] = {}
+
+    def find(x: object) -> object:
+        while x in root:
+            x = root[x]
+        return x
+
+    new = False
+    for one in (*found, pair):
+        entries: list[list[object]] = [[] for _ in range(one.copies)]
+        for view in (*one.g, *one.h):
+            shape = shapes[view.parameter]
+            index = view.of(torch.arange(math.prod(shape)).view(shape)).reshape(one.copies, -1)
+            for copy, own in zip(entries, index.tolist(), strict=True):
+                copy += [(view.parameter, i) for i in own]
+        for copy in entries:
+            first, *others = dict.fromkeys(find(x) for x in copy)
+            new = one is pair and (new or bool(others))
+            root |= dict.fromkeys(others, first)
+    return new
 
 
 def _of(weight: str, table: Tensor, tensors: dict[str, Tensor], families: Families) -> list[View] | None:

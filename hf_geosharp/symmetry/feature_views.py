@@ -41,11 +41,11 @@ def features_view(families: Families, place: tuple[int, int], table: Tensor) -> 
 
 def entries_view(families: Families, family: int, table: Tensor) -> list[View] | None:
     """Views of a parameter's entries, (copies, rows, 1)."""
-    return _views(families.members[family], table, False)
+    return _views(families.members[family], table, False, alone=True)
 
 
-def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
-    """The view of a family's features, and that of their biases if they have some."""
+def _views(family: Family, table: Tensor, turned: bool, alone: bool = False) -> list[View] | None:
+    """The view of a family's features, and that of their biases if they have some; ``alone``: of no other entries."""
     names = ("n", "m", "f", "c") if turned else ("n", "m", "h")
     field = "c" if turned else ""
     axes: list[Axis] = []
@@ -63,7 +63,7 @@ def _views(family: Family, table: Tensor, turned: bool) -> list[View] | None:
     complete = _complete(axes, names, table, family.dimensions[0])
     if complete is None:
         return None
-    axes = complete if family.across else [_whole(a, family, start, complete) for a in complete]
+    axes = complete if family.across or alone else [_whole(a, family, start, complete) for a in complete]
     across = [Axis("i", family.rows, family.across[0], 1)] if len(family.across) == 1 else [
         Axis(f"i{k}", family.shape[d], d, 1) for k, d in enumerate(family.across)
     ]  # fmt: skip

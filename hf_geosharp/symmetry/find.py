@@ -14,7 +14,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
-from hf_geosharp.symmetry.exchange import exchanges
+from hf_geosharp.symmetry.exchange import exchanges, joins
 from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.feature_views import views_of
 from hf_geosharp.symmetry.features import Families
@@ -243,7 +243,9 @@ def _attend(
         pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms, traced)))
     if not pairs and kind == "qk":
         for candidates in exchanges(sites, scope, traced, families):
-            pairs += [replace(p, name=found.names(scope, p.kind)) for p in candidates if trials.holds(p, scope)][:1]
+            held = next((p for p in candidates if trials.holds(p, scope)), None)
+            if held is not None and joins(held, pairs, families):
+                pairs.append(replace(held, name=found.names(scope, held.kind)))
     if not pairs:
         isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
         pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
@@ -408,7 +410,9 @@ def _candidates(
     for views in subsets:
         yield replace(pair, g=views)
     for views in (g, *subsets):
-        yield replace(pair, group=Group(1), g=_apart(views), h=_apart(h))
+        apart = replace(pair, g=_apart(views), h=_apart(h))
+        # Something may let positive numbers through only: the largest of several queries, say.
+        yield from (replace(apart, group=group) for group in (Group(1), Group(1, positive=True)))
 
 
 def _is_bias_of(view: View, source: str, views: Sequence[View]) -> bool:

@@ -235,12 +235,15 @@ class Trials:
         if self._failed.get(key, 0) >= RETRIES:
             return False
         self._alive()
-        if all(self._exact(self.measure(symmetry, scope, scale, instead)) for scale in scales):
-            self._held.add(key)
-            return True
-        # A layer may be dead where another one like it is not.
-        self._failed[key] = self._failed.get(key, 0) + 1
-        return False
+        for scale in scales:
+            measured = self.measure(symmetry, scope, scale, instead)
+            if not self._exact(measured):
+                # A layer may be dead where another one like it is not: that says nothing about the others.
+                dead = measured is not None and max(measured) <= NOTHING
+                self._failed[key] = self._failed.get(key, 0) + (not dead)
+                return False
+        self._held.add(key)
+        return True
 
     def why_not(self, scope: str, kind: str) -> str:
         """Why nothing of a kind that was tried on a module holds, as text."""

@@ -69,7 +69,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
                 softmax.logits = logits
                 break
         if roles is not None:
-            qk = couplings(contracted(softmax.logits), ports, roles)
+            qk = _taken_apart(contracted(softmax.logits), ports, roles)
         elif id(softmax) in trace.mixing:
             keys = _key_features(softmax.logits, ports, learned=True)
             qk = Couplings((), frozenset()) if keys is None else couplings(contracted(softmax.logits), ports, keys)
@@ -298,12 +298,26 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)
     if id(softmax) not in trace.mixing:  # what does not compare need not have queries
-        return couplings(contracted(by_weight, 1), ports, seeds)
+        return _taken_apart(contracted(by_weight, 1), ports, seeds)
     found = _NOTHING
     for laid_out in _layouts(by_weight, ports):
-        found = couplings(contracted(laid_out), ports, seeds)
+        found = _taken_apart(contracted(laid_out), ports, seeds)
         if not found.reason:
             break
+    return found
+
+
+def _taken_apart(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> Couplings:
+    """The couplings of a form; where they cannot be told, those of what linear maps wrote alone.
+
+    One number for a whole head, a bias of its gate or a factor of its logits, meets all coordinates of the head and
+    does not make them one.
+    """
+    found = couplings(form, ports, seeds)
+    mapped = [i for i, p in enumerate(ports) if p.axis is not None]
+    if found.reason and len(mapped) < len(ports):
+        less = couplings(form, [ports[i] for i in mapped], [seeds[i] for i in mapped])
+        return found if less.reason else less
     return found
 
 

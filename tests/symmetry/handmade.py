@@ -459,13 +459,18 @@ class Experts(nn.Module):
 
 
 class Normed(nn.Module):
-    """Attention with a norm on queries and keys: ``per`` "head" (weights for all), "heads", "width", "none"."""
+    """Attention with a norm on queries and keys: ``per`` "head" (weights for all), "heads", "width", "none".
+
+    With ``scaled`` that function of a vector multiplies the queries, too.
+    """
 
     def __init__(
         self, per: str = "head", rotary: Act | None = None, *, first: str = "norm", bias: bool = False,
-        offset: float = 0.0, centred: bool = False, key_heads: int = 4,
+        offset: float = 0.0, centred: bool = False, key_heads: int = 4, scaled: Act | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.scaled = scaled
+        self.scale = nn.Parameter(torch.ones(HEAD)) if scaled else None
         self.per, self.rotary, self.first, self.offset, self.centred = per, rotary, first, offset, centred
         self.key_heads = key_heads
         self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
@@ -489,6 +494,7 @@ class Normed(nn.Module):
                 q, k = self.q_norm(q), self.k_norm(k)
             elif step == "rotary" and turned:
                 q, k = self.rotary(q), self.rotary(k)  # type: ignore[misc]
+        q = q if self.scaled is None else q * self.scaled(self.scale)
         k, v = (t.repeat_interleave(4 // self.key_heads, dim=1) for t in (k, v))
         return self.o(attend(q, k, v))  # type: ignore[no-any-return]
 

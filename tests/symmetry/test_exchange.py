@@ -52,7 +52,14 @@ CASES = {
     "rotary before the norm": Case(lambda: Normed("head", half, first="rotary"), (HEAD,)),
     "rotary on a part": Case(lambda: Normed("head", _part(half, 4)), (2, 2)),
     "rotary on a part, neighbours": Case(lambda: Normed("head", _part(interleaved, 4)), (2, 2)),
+    "rotary on two coordinates": Case(lambda: Normed("head", _part(half, 2)), (4, 1)),
     "rotary with a frequency of zero": Case(lambda: Normed("head", _zero_frequency), (2, 2)),
+    # A third vector beside the two norms: two exchanges of each entry, or one where it is no factor as it stands.
+    "shared by heads, scaled": Case(lambda: Normed("head", scaled=lambda s: 2 * s), (HEAD, HEAD)),
+    "shared by heads, scaled through a function": Case(lambda: Normed("head", scaled=nn.functional.softplus), (HEAD,)),
+    "shared by heads, rotary, scaled through a function": Case(
+        lambda: Normed("head", half, first="rotary", scaled=nn.functional.softplus), (HEAD,)
+    ),
     "one weight for each head": Case(lambda: Normed("heads"), (ALL,)),
     "one weight for each head, rotary": Case(lambda: Normed("heads", half), (ALL // 2,)),
     "one weight for each head, grouped queries": Case(lambda: Normed("heads", half, key_heads=2), (HEAD,)),
@@ -88,7 +95,22 @@ def test_an_exchange_is_one_real_number_a_copy_on_the_weights_of_the_norms_alone
     for p in find(name)[1].pairs:
         if p.kind == "qk_norm":
             assert p.group.name == "GL(1)"
-            assert {n.rsplit(".", 1)[0] for n in p.parameters} == {"parts.0.q_norm", "parts.0.k_norm"}
+            places = {n.removesuffix(".weight").removesuffix(".bias") for n in p.parameters}
+            assert len(places) == 2
+            assert places <= {"parts.0.q_norm", "parts.0.k_norm", "parts.0.scale"}
+            assert "through" not in name or "parts.0.scale" not in places
+
+
+@each_case
+def test_no_entry_is_in_two_exchanges_of_the_same_weights(name: str) -> None:
+    taken: set[tuple[str, str, int]] = set()
+    for p in find(name)[1].pairs:
+        for view in (*p.g, *p.h) if p.kind == "qk_norm" else ():
+            index = torch.arange(find(name)[0].get_parameter(view.parameter).numel())
+            for i in view.of(index.view_as(find(name)[0].get_parameter(view.parameter))).flatten().tolist():
+                entry = "".join(p.parameters), view.parameter, i
+                assert entry not in taken
+                taken.add(entry)
 
 
 @each_case

@@ -369,6 +369,20 @@ CORES = {
         of(lambda m, x, q, k, v: attend(q, k, v) * torch.sigmoid(x @ m.gate), gate=(WIDTH, 4 * HEAD)),
         vo={"GL(1)": 24}, folds=KEY_BIAS,
     ),
+    "a gate for each entry, with a number for each head": Site(
+        of(
+            lambda m, x, q, k, v: attend(q, k, v) * torch.sigmoid(x @ m.gate + m.shift.repeat_interleave(HEAD)),
+            gate=(WIDTH, 4 * HEAD), shift=(4,),
+        ),
+        vo={"GL(1)": 24}, folds=KEY_BIAS,
+    ),
+    "a number for each head's queries": Site(
+        of(lambda m, x, q, k, v: attend(q * functional.softplus(m.factor).view(4, 1, 1), k, v), factor=(4,))
+    ),
+    # The larger one stays the larger one under positive numbers alone.
+    "the larger of two queries": Site(
+        of(lambda m, x, q, k, v: attend(torch.maximum(q, q.roll(1, 2)), k, v)), {"GL(1)+": 24}
+    ),
     "queries that go through a convolution": Site(
         of(
             lambda m, x, q, k, v: attend(
@@ -635,6 +649,19 @@ def test_one_module_called_twice_is_one_site() -> None:
     part = Projected()
     found = find_symmetries(Residual(part, part), inputs())
     assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
+
+
+def test_layers_that_are_dead_say_nothing_of_the_others() -> None:
+    """Attention to oneself alone, whatever queries and keys are: nothing shows there, of anything that is tried."""
+
+    def alone(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return joined(torch.softmax(q @ k.mT + 1e9 * torch.eye(TOKENS, dtype=q.dtype), dim=-1) @ v)
+
+    found = find_symmetries(Residual(*(Projected(alone) for _ in range(4)), Projected()), inputs())
+    assert [(p.module, p.group.name) for p in found.pairs if p.kind == "qk"] == [("parts.4", f"GL({HEAD})")]
+    assert [text for text in found.unrecognised if "shows in" in text] == [
+        f"parts.{i}.qk: nothing that it does shows in what the module returns on this example" for i in range(4)
+    ]
 
 
 def test_keys_and_values_that_two_layers_read_move_for_both() -> None:
