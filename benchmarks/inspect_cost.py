@@ -37,6 +37,18 @@ BEGIN, END = "<!-- inspect-table -->\n", "<!-- /inspect-table -->"
 
 THREADS = 2
 
+WIDE = (2560, 4096, 8192)
+
+
+def _wide(width: int) -> dict[str, Any]:
+    """One layer of a Llama with heads of 128."""
+    return {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "num_hidden_layers": 1,
+        "num_attention_heads": width // 128, "num_key_value_heads": width // 512, "head_dim": 128,
+        "intermediate_size": 11 * width // 4, "vocab_size": 1000, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "bert-base": {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
     "llama-1b": {
@@ -44,11 +56,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192,
         "vocab_size": 128256, "tie_word_embeddings": True,
     },
+    **{f"llama, 1 layer, hidden {width}": _wide(width) for width in WIDE},
 }  # fmt: skip
 SMALL = {
     "bert-base": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
     "llama-1b": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
                  "intermediate_size": 64},
+    **{f"llama, 1 layer, hidden {width}": _wide(256) for width in WIDE},
 }  # fmt: skip
 """What ``--quick`` makes of them."""
 
@@ -89,18 +103,18 @@ def work(folder: Path) -> Row:
 
     logging.set_verbosity_error()
     torch.set_num_threads(THREADS)
-    marks: list[tuple[str, float, float, int]] = []
+    marks: list[tuple[str, float, float, int, int]] = []
 
     def mark(stage: str) -> None:
-        marks.append((stage, time.perf_counter(), time.process_time(), resident(True)))
+        marks.append((stage, time.perf_counter(), time.process_time(), resident(True), resident(False)))
         forget_peak()
 
     mark("start")
     result = inspect_pretrained(str(folder), random_init=True, progress=mark)
     mark("end")
     stages = {
-        stage: {"seconds": end - begin, "cpu": cpu_end - cpu, "peak": peak}
-        for (stage, begin, cpu, _), (_, end, cpu_end, peak) in pairwise(marks)
+        stage: {"seconds": end - begin, "cpu": cpu_end - cpu, "peak": peak, "more": peak - before}
+        for (stage, begin, cpu, _, before), (_, end, cpu_end, peak, _) in pairwise(marks)
         if stage != "start"
     }
     return {
@@ -116,7 +130,7 @@ def work(folder: Path) -> Row:
 def table(rows: dict[str, Row]) -> str:
     """The rows as a table."""
     times = ["loading", "finding", "proof", "again"]
-    head = ["model", "parameters", "dimension", *times, "peak memory", "deviation", "load"]
+    head = ["model", "parameters", "dimension", *times, "peak memory", "of finding", "deviation", "load"]
     return markdown(head, [_cells(name, row) for name, row in rows.items()])
 
 
@@ -132,6 +146,7 @@ def _cells(name: str, row: Row) -> list[str]:
         _time([stages["verify"]]),
         _time([s for stage, s in again.items() if stage != "load"] or [{"seconds": 0, "cpu": 0}]),
         f"{max(s['peak'] for s in stages.values()) / 2**30:.1f} GiB",
+        f"{stages['find']['more'] / 2**30:.2f} GiB",
         f"{first['deviation']:.0e} of {first['control']:.0e}",
         f"{row['load']:.0f}",
     ]

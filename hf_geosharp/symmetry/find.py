@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.means import means
+from hf_geosharp.symmetry.narrow import cuts
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.probe import Trials
@@ -103,7 +105,7 @@ def _find(
     names = canonical_names(model)
     traced = trace(model, inputs)
     families = Families()
-    trials = Trials(model, traced.calls, names, alive)
+    trials = Trials(model, traced.calls, names, alive, partial(cuts, traced))
     found = _Found()
     sites = list(attentions(traced, families))
     for kind, forms in (("qk", [s.qk for s in sites]), ("vo", [s.vo for s in sites])):

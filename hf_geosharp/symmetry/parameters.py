@@ -156,14 +156,16 @@ class Saved:
 
 
 def _copied(x: Tensor) -> Tensor:
-    """A copy, in half precision where that loses nothing: what was widened."""
-    if x.dtype == torch.float32 and x.ndim and _is_narrow(x[:1]) and _is_narrow(x):
-        return x.to(torch.bfloat16)
-    return x.clone()
+    """A copy, in a narrower dtype where that loses nothing: what was widened."""
+    copy = x
+    for wide, narrow in ((torch.float64, torch.float32), (torch.float32, torch.bfloat16)):
+        if copy.dtype == wide and x.ndim and _fits(copy[:1], narrow) and _fits(copy, narrow):
+            copy = copy.to(narrow)
+    return x.clone() if copy is x else copy
 
 
-def _is_narrow(x: Tensor) -> bool:
-    return bool((x.to(torch.bfloat16) == x).all())
+def _fits(x: Tensor, dtype: torch.dtype) -> bool:
+    return bool((x.to(dtype) == x).all())
 
 
 def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.randomness import the_same_drawn
+from hf_geosharp.symmetry import narrow
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
+from hf_geosharp.symmetry.narrow import Cuts, Plan
 from hf_geosharp.symmetry.parameters import Copies
 
 HOLDS = 1e-7
@@ -107,11 +109,17 @@ class LocalTwin:
     """One module in float64 with random parameters, replayed on a recorded call.
 
     ``weights`` maps names of the model (through ``names``: id of a parameter -> its name) to the twin's parameters.
+    With ``cuts`` it is a narrow one (:mod:`hf_geosharp.symmetry.narrow`).
     """
 
-    def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0) -> None:
+    def __init__(
+        self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0, cuts: Cuts | None = None
+    ) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
+        self.cuts = {} if cuts is None else cuts
+        shapes = {names[id(p)]: tuple(p.shape) for _, p in own if id(p) in names}
+        self._widths = narrow.widths_of(self.cuts, shapes)
         self.replay(recorded)
         generator = torch.Generator().manual_seed(seed)
         self.weights: dict[str, Tensor] = {}
@@ -121,15 +129,19 @@ class LocalTwin:
                 if id(p) in names:
                     name = names[id(p)]
                     if name not in self.weights:
-                        self.weights[name] = _randomised(p.detach(), generator).to(p.device)
+                        like = narrow.cut(p.detach(), self.cuts.get(name, frozenset()))
+                        self.weights[name] = _randomised(like, generator).to(p.device)
                     # The copy is made with these in place of its own.
                     instead[id(p)] = nn.Parameter(self.weights[name], requires_grad=p.requires_grad)
         self._module = copy.deepcopy(module, instead).double().eval()
+        if self.cuts:
+            narrow.told(module, self._module, self.cuts, names)
 
     def replay(self, recorded: Call) -> None:
         """From now on it is run on this call."""
         self.recorded = recorded
-        self._args, self._kwargs = _wide(recorded.args), _wide(recorded.kwargs)
+        args, kwargs = narrow.shortened((recorded.args, dict(recorded.kwargs)), self._widths)
+        self._args, self._kwargs = _wide(args), _wide(kwargs)
         self._bases: dict[float, list[Tensor]] = {}
 
     def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
@@ -200,14 +212,21 @@ class Trials:
         calls: Mapping[str, Call],
         names: Mapping[int, str],
         alive: Callable[[], None] = lambda: None,
+        plan: Plan = lambda scope, own: {},
     ) -> None:
-        """``calls`` has the arguments of a call of each module, by its name; ``alive`` is called before each trial."""
-        self._alive = alive
+        """``calls`` has the arguments of a call of each module, by its name; ``alive`` is called before each trial.
+
+        ``plan`` says what twins are cut to.
+        """
+        self._alive, self._plan = alive, plan
         self._modules = dict(model.named_modules())
         self._calls, self._names = calls, names
         self._held: set[object] = set()
         self._failed: dict[object, int] = {}
         self._twin: tuple[str, LocalTwin] | None = None
+        self._narrow: tuple[str, LocalTwin] | None = None
+        self._plans: dict[str, Cuts] = {}
+        """What a twin of a module is cut to; nothing where one that was cut did not run."""
         self.too_large: dict[str, int] = {}
         """Modules that are not copied, and how many parameters they have."""
         self._moved: dict[tuple[str, str], bool] = {}
@@ -268,7 +287,10 @@ class Trials:
             call = instead or self._calls.get(scope)
             if call is None or call.has_modules:
                 return None
-            if (size := _size(self._modules[scope])) > LARGEST:
+            measured = self._measured_narrow(symmetry, scope, call, scale)
+            if measured is not None:
+                return measured
+            if (size := _size(self._modules[scope], self._names, {})) > LARGEST:
                 self.too_large[scope] = size
                 return None
             try:
@@ -281,9 +303,39 @@ class Trials:
                 continue
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 return None
-            where = scope, symmetry.kind
-            self._moved[where] = self._moved.get(where, False) or max(measured) > NOTHING
+            self._note(scope, symmetry, measured)
             return measured
+
+    def _note(self, scope: str, symmetry: Symmetry, measured: tuple[float, float]) -> None:
+        where = scope, symmetry.kind
+        self._moved[where] = self._moved.get(where, False) or max(measured) > NOTHING
+
+    def _measured_narrow(self, symmetry: Symmetry, scope: str, call: Call, scale: float) -> tuple[float, float] | None:
+        """The same on a narrow twin; None where there is none, or the symmetry acts along what is cut."""
+        module = self._modules[scope]
+        if scope not in self._plans:
+            own = {self._names[id(p)]: tuple(p.shape) for p in module.parameters() if id(p) in self._names}
+            self._plans[scope] = self._plan(scope, own)
+        cuts = self._plans[scope]
+        short = narrow.narrowed(symmetry, cuts) if cuts else None
+        if short is None or _size(module, self._names, cuts) > LARGEST:
+            return None
+        try:
+            if self._narrow is None or self._narrow[0] != scope:
+                self._narrow = None
+                self._narrow = scope, LocalTwin(module, call, self._names, cuts=cuts)
+            twin = self._narrow[1]
+            if twin.recorded is not call:
+                twin.replay(call)
+            measured = twin.test(short, scale=scale)
+        except KeyError:
+            return None  # it moves parameters of more than this module
+        except Exception:
+            # Its code, which may raise anything, wants the width that it was made for.
+            self._plans[scope], self._narrow = {}, None
+            return None
+        self._note(scope, symmetry, measured)
+        return measured
 
     def _of(self, scope: str, call: Call) -> LocalTwin:
         if self._twin is None or self._twin[0] != scope:
@@ -295,5 +347,6 @@ class Trials:
         return twin
 
 
-def _size(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+def _size(module: nn.Module, names: Mapping[int, str], cuts: Cuts) -> int:
+    """How many parameters a twin of a module has."""
+    return sum(narrow.cut(p, cuts.get(names.get(id(p), ""), frozenset())).numel() for p in module.parameters())

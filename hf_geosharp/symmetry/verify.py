@@ -204,6 +204,7 @@ class _Trial:
         self.large = _parameters(model) > LARGE
         self.single: dict[str, tuple[float, float]] = {}
         """Deviation and control of those that fail by themselves."""
+        self.double = all(p.dtype == torch.float64 for p in self.named.values() if p.is_floating_point())
         self.wide = next(model.parameters()).dtype == torch.float64
         self.base: list[list[Tensor]] = []
 
@@ -232,11 +233,12 @@ class _Trial:
             self.saved.put_back()
 
     def _move(self, members: Sequence[Symmetry], act: _Act) -> None:
-        """Acts with symmetries in double precision, and rounds once; on a large model in place."""
-        weights = _InPlace(self.saved) if self.large else Copies(self.named)
+        """Acts with symmetries in double precision, and rounds once; in place on a large model, or a double one."""
+        in_place = self.large or self.double
+        weights = _InPlace(self.saved) if in_place else Copies(self.named)
         for symmetry in members:
             act(symmetry)(weights, self.element.moves[symmetry.name])
-        for name, value in weights.items() if not self.large else ():
+        for name, value in weights.items() if not in_place else ():
             self.saved.open(name).copy_(value)
 
     @property

@@ -124,10 +124,14 @@ def test_a_wide_copy_leaves_the_model_alone_and_putting_it_back_rounds_once() ->
     assert model.weight.data_ptr() == pointer
 
 
+@pytest.mark.parametrize("held", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
-def test_what_is_opened_comes_back_bit_for_bit_each_time(stored: torch.dtype) -> None:
-    given = torch.tensor([[0.1, -0.0], [3e-39, float("nan")]]).to(stored)
-    weight = given.to(torch.float64 if stored == torch.float64 else torch.float32)
+@pytest.mark.parametrize("values", [[[0.1, -0.0], [3e-39, float("nan")]], [[0.1, -0.0], [3e-39, float("inf")]]])
+def test_what_is_opened_comes_back_bit_for_bit_each_time(
+    stored: torch.dtype, held: torch.dtype, values: list[list[float]]
+) -> None:
+    """Also where what was widened is saved in the dtype that it came from."""
+    weight = torch.tensor(values, dtype=torch.float64).to(stored).to(held)
     before = weight.clone()
     saved = Saved({"weight": weight, "same": weight.view(-1), "scalar": torch.tensor(1.0)})
     for order in (["weight", "same"], ["same", "weight"], ["scalar"]):

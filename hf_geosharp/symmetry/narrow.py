@@ -1,0 +1,162 @@
+"""Narrow twins: what a trial costs must not grow with the width of the model.
+
+A symmetry acts on heads and hidden units. How long the rows are that it acts on, the width of the stream that a module
+reads and writes, is nothing to it: the same code is tried on rows cut short. Which dimensions are the stream's is read
+off the trace: the inputs of linear maps that read nothing made inside the module, the outputs that nothing inside it
+reads, and what is added to them on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hf_geosharp.symmetry.base import Symmetry
+from hf_geosharp.symmetry.groups import Group
+from hf_geosharp.symmetry.pairs import Between
+from hf_geosharp.symmetry.views import View
+
+if TYPE_CHECKING:
+    from hf_geosharp.symmetry.trace import Linear, Slab, Trace
+
+WIDTH = 256
+"""Streams that are wider are cut to this: more than a head has coordinates."""
+
+Cuts = Mapping[str, frozenset[int]]
+"""Names of parameters -> which of their dimensions are cut to :data:`WIDTH`."""
+
+
+def cuts(trace: Trace, scope: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
+    """Which dimensions of a module's parameters are those of a wide stream; ``own`` gives their names and shapes."""
+    inside = [x for x in trace.linears if scope in x.scope]
+    reads, writes = _streams(trace, scope, inside)
+    votes: dict[tuple[str, int], bool] = {}
+
+    def vote(slab: Slab, dimensions: tuple[int, ...], size: int, stream: bool) -> None:
+        whole = len(dimensions) == 1 and slab.shape[dimensions[0]] == size > WIDTH
+        for d in dimensions:
+            key = slab.parameter, d
+            votes[key] = votes.get(key, True) and stream and whole
+
+    for x in inside:
+        vote(x.weight, x.weight.inner, x.inputs, id(x.leaf) in reads)
+        vote(x.weight, x.weight.out, x.outputs, id(x.leaf) in writes)
+        if x.bias is not None:
+            vote(x.bias, (0,), x.outputs, id(x.leaf) in writes)
+    found: dict[str, set[int]] = {}
+    for (name, dimension), stream in votes.items():
+        if stream and name in own:
+            found.setdefault(name, set()).add(dimension)
+    widths = widths_of({name: frozenset(d) for name, d in found.items()}, own)
+    used = {name for name, _ in votes}
+    made = {id(x.leaf) for x in inside} | {id(s.leaf) for s in trace.softmaxes if scope in s.scope}
+    for before, *weights in trace.before_norm.values():
+        if {id(s) for s in trace.sources(before)} & (made - writes):
+            used.update(weights)  # it normalises heads, or what they return
+    for name, shape in own.items():
+        # The weights of a norm of the stream.
+        if name not in used and len(shape) == 1 and shape[0] in widths:
+            found[name] = {0}
+    return {name: frozenset(dimensions) for name, dimensions in found.items()}
+
+
+def _streams(trace: Trace, scope: str, inside: Sequence[Linear]) -> tuple[set[int], set[int]]:
+    """Identities of the leaves of linear maps that read the stream, and of those that write it."""
+    behind = {id(x.leaf): {id(s) for s in trace.sources(x.source)} for x in inside}
+    softmaxes = {id(s.leaf) for s in trace.softmaxes if scope in s.scope}
+    compared = {id(y) for s in trace.softmaxes if scope in s.scope for y in trace.sources(s.logits)}
+    made = behind.keys() | softmaxes
+    read = compared.union(*behind.values())
+    # Beyond doubt: what comes from outside, and what goes there; between them what is added to it.
+    widths = {x.inputs for x in inside if not behind[id(x.leaf)] & made}
+    widths |= {x.outputs for x in inside if id(x.leaf) not in read}
+    reads = {id(x.leaf) for x in inside if x.inputs in widths and not behind[id(x.leaf)] & softmaxes}
+    reads = {x for x in reads if not behind[x] or behind[x] - made}
+    writes = {id(x.leaf) for x in inside if x.outputs in widths and id(x.leaf) not in compared}
+    while True:
+        fewer_reads = {x for x in reads if behind[x] & made <= writes}
+        fewer_writes = {x for x in writes if all(y in fewer_reads for y, sources in behind.items() if x in sources)}
+        if (fewer_reads, fewer_writes) == (reads, writes):
+            return reads, writes
+        reads, writes = fewer_reads, fewer_writes
+
+
+def widths_of(chosen: Cuts, own: Mapping[str, tuple[int, ...]]) -> frozenset[int]:
+    """How wide the streams are that are cut."""
+    return frozenset(own[name][d] for name, dimensions in chosen.items() for d in dimensions)
+
+
+def cut(x: Tensor, dimensions: frozenset[int]) -> Tensor:
+    """A parameter with these dimensions cut; a view."""
+    for d in dimensions:
+        x = x.narrow(d, 0, WIDTH)
+    return x
+
+
+def narrowed(symmetry: Symmetry, chosen: Cuts) -> Symmetry | None:
+    """The symmetry of cut parameters; None where it acts along what is cut, or is not made of views alone."""
+    changes: dict[str, Any] = {}
+    for field in fields(symmetry):  # type: ignore[arg-type]
+        value = getattr(symmetry, field.name)
+        if value is None or isinstance(value, (str, int, Group)) or value == ():
+            continue
+        if isinstance(value, Between):
+            if value.axis in chosen.get(value.parameter, ()) or value.gain in chosen or value.bias in chosen:
+                return None
+            continue
+        views = value if isinstance(value, tuple) else (value,)
+        made = [_view(v, chosen) if isinstance(v, View) else None for v in views]
+        if None in made:
+            return None
+        changes[field.name] = tuple(made) if isinstance(value, tuple) else made[0]
+    return replace(symmetry, **changes)  # type: ignore[type-var]
+
+
+def _view(view: View, chosen: Cuts) -> View | None:
+    """A view whose rows are cut."""
+    axes = []
+    for axis in view.axes:
+        if axis.dimension in chosen.get(view.parameter, ()) and axis.size > 1:
+            alone = sum(a.dimension == axis.dimension and a.size > 1 for a in view.axes) == 1
+            if not alone or axis.name not in view.rows or axis.step != 1 or view.start[axis.dimension]:
+                return None
+            axis = replace(axis, size=WIDTH)
+        axes.append(axis)
+    return replace(view, axes=tuple(axes))
+
+
+def told(module: nn.Module, twin: nn.Module, chosen: Cuts, names: Mapping[int, str]) -> None:
+    """Tells the parts of a twin that own what was cut how wide it is now: numbers that they keep beside it."""
+    for part, copied in zip(module.modules(), twin.modules(), strict=True):
+        widths = {
+            p.shape[d] for p in part._parameters.values() if p is not None for d in chosen.get(names.get(id(p), ""), ())
+        }
+        for name, value in list(vars(copied).items()):
+            if name.startswith("_"):
+                continue
+            if _number(value) and value in widths:
+                setattr(copied, name, WIDTH)
+            elif isinstance(value, tuple) and widths & set(filter(_number, value)):
+                setattr(copied, name, tuple(WIDTH if _number(v) and v in widths else v for v in value))
+
+
+def _number(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def shortened(x: Any, widths: frozenset[int]) -> Any:
+    """Arguments whose floating-point tensors are cut along a last axis that is as wide as a stream."""
+    if isinstance(x, Tensor):
+        return x[..., :WIDTH] if x.is_floating_point() and x.ndim > 1 and x.shape[-1] in widths else x
+    if isinstance(x, (list, tuple)):
+        return type(x)(shortened(v, widths) for v in x)
+    if isinstance(x, dict):
+        return {k: shortened(v, widths) for k, v in x.items()}
+    return x
+
+
+Plan = Callable[[str, Mapping[str, tuple[int, ...]]], Cuts]
+"""(module, shapes of its parameters by their names in the model) -> what a twin of it is cut to."""

@@ -1,0 +1,188 @@
+"""Narrow twins: the same answers as from whole ones, at a cost that does not grow with the square of the width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks import tiny
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries, narrow, probe
+from hf_geosharp.symmetry.inputs import synthetic
+from hf_geosharp.symmetry.probe import LocalTwin
+from hf_geosharp.symmetry.trace import trace
+from hf_geosharp.symmetry.views import View
+from tests.symmetry.handmade import HEAD, WIDTH, Fused, Mlp, Normed, Projected, Residual, half, inputs
+
+CUT = 12
+"""Rows that the streams of the tests' small models are cut to: more than a head has coordinates."""
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> list[LocalTwin]:
+    """All twins that are made, as they are made."""
+    made: list[LocalTwin] = []
+    before = LocalTwin.__init__
+
+    def init(self: LocalTwin, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(LocalTwin, "__init__", init)
+    return made
+
+
+def found(model: nn.Module, batch: Mapping[str, Any], width: int, monkeypatch: pytest.MonkeyPatch) -> SymmetryMap:
+    with monkeypatch.context() as patch:
+        patch.setattr(narrow, "WIDTH", width)
+        return find_symmetries(model, batch)
+
+
+MLP_WIDTH = 96
+"""Hidden units of the tiny models."""
+
+TYPES = ["bert", "gpt2", "t5", "llama", "qwen3", "phi", "mixtral", "deepseek_v3", "opt", "vit", "bitnet"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_narrow_twin_says_what_a_whole_one_says(
+    name: str, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    model = tiny.build(name)
+    batch = synthetic(model, tokens=19)
+    whole = found(model, batch, 1 << 30, monkeypatch)
+    assert not any(t.cuts for t in twins)
+    twins.clear()
+    assert found(model, batch, CUT, monkeypatch) == whole
+    # Norms by themselves are no more than a vector; the other twins are all cut.
+    assert any(t.cuts for t in twins)
+    assert all(t.cuts or sum(w.numel() for w in t.weights.values()) <= 2 * MLP_WIDTH for t in twins)
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "separate": Projected,
+    "grouped queries": lambda: Projected(key_heads=2),
+    "fused": lambda: Fused("n s h"),
+    "fused and transposed": lambda: Fused("s n h", transposed=True),
+    "normed": lambda: Normed("head", half, centred=True, bias=True),
+    "an MLP": lambda: Mlp(torch.relu),
+    "a gated MLP": lambda: Mlp(nn.functional.silu, gated=True),
+    "two halves of one map": lambda: Mlp(nn.functional.silu, gated=True, fused="gate first"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_cut_along_what_they_read_and_write_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    model = Residual(MODULES[name]())
+    whole = found(model, inputs(), 1 << 30, monkeypatch)
+    twins.clear()
+    assert found(model, inputs(), CUT, monkeypatch) == whole
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    (twin,) = {id(t): t for t in twins if t.cuts}.values()
+    assert {n: frozenset(d for d, size in enumerate(shapes[n]) if size == WIDTH) for n in twin.cuts} == twin.cuts or (
+        4 * HEAD == WIDTH  # heads together are as wide as the stream: only one of the two dimensions is cut
+    )
+    assert all(len(dimensions) == 1 for dimensions in twin.cuts.values())
+    assert all(t.weights[n].shape[d] == CUT for t in [twin] for n, ds in t.cuts.items() for d in ds)
+
+
+def test_the_model_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.build("gpt2")
+    before = [dict(vars(m)) for m in model.modules()]
+    found(model, synthetic(model, tokens=19), CUT, monkeypatch)
+    after = [dict(vars(m)) for m in model.modules()]
+    for old, new in zip(before, after, strict=True):
+        assert {k: v for k, v in old.items() if isinstance(v, (int, tuple))} == {
+            k: v for k, v in new.items() if isinstance(v, (int, tuple))
+        }
+
+
+class Insisting(Projected):
+    """Wants the width that it was made for."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] != WIDTH:
+            raise KeyError("another width")
+        return super().forward(x)
+
+
+def test_code_that_wants_its_own_width_is_tried_whole(monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]) -> None:
+    model, plain = Residual(Insisting()), Residual(Projected())
+    assert found(model, inputs(), CUT, monkeypatch) == found(plain, inputs(), 1 << 30, monkeypatch)
+    assert [bool(t.cuts) for t in twins[:2]] == [True, False]
+
+
+def test_what_a_false_claim_does_shows_on_a_narrow_twin_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries that are bent have no symmetry, however long the rows are."""
+
+    class Bent(Projected):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (t.unflatten(-1, (4, HEAD)).transpose(1, 2) for t in (self.q(x), self.k(x), self.v(x)))
+            y = torch.softmax(torch.tanh(q) @ k.mT, dim=-1) @ v
+            return self.o(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    maps = [found(Residual(Bent()), inputs(), width, monkeypatch) for width in (CUT, 1 << 30)]
+    assert maps[0] == maps[1]
+    assert not any(p.kind == "qk" for p in maps[0].pairs)
+
+
+def test_a_symmetry_along_what_is_cut_is_not_narrowed() -> None:
+    model = Residual(Projected())
+    pair = next(p for p in find_symmetries(model, inputs()).pairs if p.kind == "qk")
+    cuts = {"parts.0.q.weight": frozenset({0})}
+    assert narrow.narrowed(pair, cuts) is None
+    short = narrow.narrowed(pair, {"parts.0.q.weight": frozenset({1})})
+    assert short is not None
+    views = [v for v in short.g if isinstance(v, View)]  # type: ignore[attr-defined]
+    assert [v.sizes["i"] for v in views if "i" in v.sizes] == [narrow.WIDTH]
+
+
+def test_what_a_trial_holds_does_not_grow_with_the_square_of_the_width(twins: list[LocalTwin]) -> None:
+    """One layer of Llama, heads of 64: all that is copied are rows of 256 for each coordinate of a head or a unit."""
+    for width in (512, 1024):
+        config = LlamaConfig(
+            vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
+            num_attention_heads=width // 64, num_key_value_heads=width // 128,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config)
+        twins.clear()
+        symmetries = find_symmetries(model, synthetic(model, tokens=9), prove=False)
+        assert {p.kind for p in symmetries.pairs} == {"qk", "vo", "mlp"}
+        largest = max(sum(w.numel() for w in t.weights.values()) for t in twins)
+        assert largest == narrow.WIDTH * 3 * 2 * width
+
+
+def test_cuts_are_those_of_the_stream() -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=8,
+        num_key_value_heads=8,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    traced = trace(model, synthetic(model, tokens=9))
+    shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    own = {n: s for n, s in shapes.items() if ".self_attn." in n}
+    place = "model.layers.0.self_attn"
+    assert narrow.cuts(traced, place, own) == {
+        **{f"{place}.{n}_proj.weight": frozenset({1}) for n in "qkv"}, f"{place}.o_proj.weight": frozenset({0})
+    }  # fmt: skip
+    own = {n: s for n, s in shapes.items() if ".mlp." in n}
+    place = "model.layers.0.mlp"
+    assert narrow.cuts(traced, place, own) == {
+        **{f"{place}.{n}_proj.weight": frozenset({1}) for n in ("gate", "up")},
+        f"{place}.down_proj.weight": frozenset({0}),
+    }
+
+
+def test_a_module_is_too_large_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Residual(Projected())
+    monkeypatch.setattr(narrow, "WIDTH", CUT)
+    monkeypatch.setattr(probe, "LARGEST", 4 * CUT * 4 * HEAD + 4 * 4 * HEAD)
+    assert {p.kind for p in find_symmetries(model, inputs()).pairs} == {"qk", "vo"}
+    monkeypatch.setattr(probe, "LARGEST", 4 * CUT * 4 * HEAD - 1)
+    assert not find_symmetries(model, inputs()).pairs
