@@ -22,8 +22,8 @@ _PAPER = "[arXiv 2505.05409](https://arxiv.org/abs/2505.05409)"
 
 _BALL = {
     "geodesic_sharpness": (
-        "Length is measured on the quotient by the model's symmetries, so the score depends on the function and not on "
-        f"which of the equivalent weights are stored ({_PAPER})."
+        "Length is measured on the quotient by the symmetries that were found on the model, so the score is the same "
+        f"for all weights that they make of one another ({_PAPER})."
     ),
     "adaptive_sharpness": (
         "Length is measured relative to each weight, without the model's symmetries: the same function at other "

@@ -17,8 +17,8 @@ Row = tuple[str, str]
 """A name and what is said of it."""
 
 _QUOTIENT = (
-    "on the quotient by the model's symmetries: the score depends on the function and not on which of the equivalent "
-    "weights are stored"
+    "on the quotient by the symmetries that were found on the model: the score is the same for all weights that they "
+    "make of one another"
 )
 _LENGTHS = {
     "inv": f"as the relative change of each factor, {_QUOTIENT}",
