@@ -128,8 +128,8 @@ $(PEERS): $(BENCH)
 	  $(BIN)/python $(PIP_INSTALL) --no-deps -c constraints.txt $$name || echo "$$name is left out"; done
 	touch $@
 
-# What measures other things on the zoos; pinned by old versions of what is here.
-$(ZOO): $(BENCH)
+# What measures other things on the zoos, beside what the peers need; pinned by old versions of what is here.
+$(ZOO): $(PEERS)
 	$(BIN)/python $(PIP_INSTALL) -c constraints.txt scikit-learn scipy
 	$(BIN)/python $(PIP_INSTALL) --no-deps curvlinops-for-pytorch==3.0.1 weightwatcher==0.7.7 powerlaw==2.0.0
 	touch $@
