@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hf_geosharp.symmetry.couplings import Couplings, Edges
+from hf_geosharp.symmetry.couplings import Couplings, Edges, single
 from hf_geosharp.symmetry.features import Families, Node
 
 
@@ -51,7 +51,13 @@ def analyse(forms: Sequence[Couplings], families: Families) -> Analysis:
     edges = [own for f in forms for own in f.heads]
     if reasons:
         return Analysis((), len(edges), reasons[0])
-    return _blocks(edges, set().union(*(f.h_side for f in forms)), mapped)
+    h_side = set().union(*(f.h_side for f in forms))
+    found = _blocks(edges, h_side, mapped)
+    alone = single({n for pair in own for n in pair} for own in edges)
+    if not found.reason or not alone:
+        return found
+    less = _blocks([{p: v for p, v in own.items() if not alone & {f for f, _ in p}} for own in edges], h_side, mapped)
+    return found if less.reason else less
 
 
 def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") -> list[Block]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,19 @@ class Couplings:
         except KeyError:
             return None
         return Couplings(heads, sides[0], self.reason, tuple(sides[1:]), self.gain)
+
+
+def single(heads: Iterable[Iterable[Node]]) -> set[int]:
+    """Families of which each head has one feature, where others have several; ``heads`` gives the nodes of each.
+
+    A head's gate, the bias of that, a factor of its logits: it meets all coordinates of the head and does not make them
+    one.
+    """
+    most: dict[int, int] = {}
+    for own in heads:
+        for family, count in Counter(f for f, _ in own).items():
+            most[family] = max(most.get(family, 0), count)
+    return {f for f, n in most.items() if n == 1} if any(n > 1 for n in most.values()) else set()
 
 
 MAX_HEADS = 4096

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.alike import Portrait, portrait
-from hf_geosharp.symmetry.couplings import Couplings, couplings
+from hf_geosharp.symmetry.couplings import Couplings, couplings, single
 from hf_geosharp.symmetry.features import Families, Port
 from hf_geosharp.symmetry.trace import Linear, Softmax, Trace
 
@@ -308,17 +308,14 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
 
 
 def _taken_apart(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> Couplings:
-    """The couplings of a form; where they cannot be told, those of what linear maps wrote alone.
-
-    One number for a whole head, a bias of its gate or a factor of its logits, meets all coordinates of the head and
-    does not make them one.
-    """
+    """The couplings of a form; where they cannot be told, those without entries, and what each head has one of."""
     found = couplings(form, ports, seeds)
-    mapped = [i for i, p in enumerate(ports) if p.axis is not None]
-    if found.reason and len(mapped) < len(ports):
-        less = couplings(form, [ports[i] for i in mapped], [seeds[i] for i in mapped])
-        return found if less.reason else less
-    return found
+    alone = single(found.members)
+    kept = [i for i, p in enumerate(ports) if p.axis is not None and p.family not in alone]
+    if not found.reason or len(kept) == len(ports):
+        return found
+    less = couplings(form, [ports[i] for i in kept], [seeds[i] for i in kept])
+    return found if less.reason else less
 
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:

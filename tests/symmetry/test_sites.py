@@ -376,6 +376,15 @@ CORES = {
         ),
         vo={"GL(1)": 24}, folds=KEY_BIAS,
     ),
+    "a gate for each head": Site(
+        of(
+            lambda m, x, q, k, v: joined(
+                torch.softmax(q @ k.mT, dim=-1) @ v * torch.sigmoid(x @ m.gate).mT.unsqueeze(-1)
+            ),
+            gate=(WIDTH, 4),
+        ),
+        folds=KEY_BIAS,
+    ),
     "a number for each head's queries": Site(
         of(lambda m, x, q, k, v: attend(q * functional.softplus(m.factor).view(4, 1, 1), k, v), factor=(4,))
     ),
