@@ -113,6 +113,21 @@ def borrow(
     # What a sharded model has gathered is no parameter of it.
     shards = Shards.of(model)
     check(model, only, shards)
+    stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
+    target = dtype or _common_dtype(model, only)
+    with ExitStack() as stack:
+        if shards is not None:
+            if any(p.dtype in _HALF for n, p in shards.parameters.items() if only is None or n in only):
+                _warn_of_half(target)
+            stack.enter_context(shards.widened(target, only))
+        yield stack.enter_context(_borrowed(model, target, only, shards, stored))
+
+
+@contextmanager
+def _borrowed(
+    model: nn.Module, target: torch.dtype, only: Collection[str] | None, shards: Shards | None, stored: tuple[str, ...]
+) -> Iterator[Borrowed]:
+    """The same where what is sharded is in the dtype that is wanted."""
     modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
@@ -121,15 +136,11 @@ def borrow(
     bridges: list[RemovableHandle] = []
     originals: dict[str, Tensor] = {}
     held: Mapping[str, Leaf] = {}
-    stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
     try:
         with ExitStack() as stack:
             if shards is not None:
                 stack.enter_context(shards.in_full_precision())
                 stack.enter_context(shards.taking_gradients(only))
-            target = dtype or _common_dtype(model, only)
-            if shards is not None:
-                shards.check_dtype(target, only)
             _warn_of_hooks(model, target, only)
             _swap(model, target, swapped, only)
             if only is not None:
@@ -213,7 +224,11 @@ def _swap(
             swapped.append((buffer, buffer.data))
             buffer.data = buffer.data.to(target)
     if half:
-        warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
+        _warn_of_half(target)
+
+
+def _warn_of_half(target: torch.dtype) -> None:
+    warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
 
 
 def _bridge(model: nn.Module, narrow: Mapping[int, torch.dtype], handles: list[RemovableHandle]) -> None:

@@ -21,6 +21,9 @@ from hf_geosharp.errors import UnsupportedModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.symmetry.parameters import Leaf
 
+_STORED = ("sharded_param", "_sharded_param_data")
+"""What FSDP keeps of the rows of a parameter."""
+
 _PRECISION = ("_mp_policy", "mp_policy", "orig_dtype", "param_dtype", "reduce_dtype", "_orig_dtype", "_reduce_dtype")
 """Where FSDP2 keeps the precision it computes in: attributes of its units, their groups, and their parameters."""
 
@@ -86,10 +89,13 @@ class Shards:
         """Use :meth:`of`."""
         self.model = model
         self.units: list[Any] = [m for m in model.modules() if "FSDPModule" in (c.__name__ for c in type(m).__mro__)]
-        self.settle()
-        self.parameters: dict[str, Any] = {n: p for n, p in model.named_parameters() if p.is_floating_point()}
+        self._find()
         self.size, self.rank, self.copies = 1, 0, 1
         """How many processes share the rows, which of them this is, and how many such groups hold all rows each."""
+
+    def _find(self) -> None:
+        self.settle()
+        self.parameters: dict[str, Any] = {n: p for n, p in self.model.named_parameters() if p.is_floating_point()}
 
     @classmethod
     def of(cls, model: nn.Module) -> Shards | None:
@@ -169,19 +175,35 @@ class Shards:
         mesh = next(iter(self.parameters.values())).device_mesh
         return mesh.get_group(mesh.ndim - 1)
 
-    def check_dtype(self, dtype: torch.dtype, only: Collection[str] | None = None) -> None:
-        """What is sharded stays in its dtype; ``only`` names the parameters that may move, if not all do.
+    @contextmanager
+    def widened(self, dtype: torch.dtype, only: Collection[str] | None = None) -> Iterator[None]:
+        """What is sharded in another dtype has it meanwhile, in new parameters that stand in place of the old ones.
 
-        Raises:
-            UnsupportedModelError: a parameter that may move has another one.
+        ``only`` names the parameters that may move, if not all do: the others stay in their dtype. The old parameters,
+        with their gradients and all that refers to them, come back as they were.
         """
-        for name, p in self.parameters.items():
-            if p.dtype != dtype and (only is None or name in only):
-                short = str(dtype).removeprefix("torch.")
-                raise UnsupportedModelError(
-                    f"{name} is sharded in {p.dtype}, but the score needs {dtype}: convert the model (model.to(torch."
-                    f"{short})) before fully_shard"
-                )
+        held = {
+            id(p.sharded_param): p
+            for unit in self.units
+            for g in _groups(unit._get_fsdp_state())
+            for p in g.fsdp_params
+        }
+        before: list[tuple[Any, dict[str, Any]]] = []
+        try:
+            for name, p in self.parameters.items():
+                if p.dtype == dtype or not (only is None or name in only):
+                    continue
+                owner = held[id(p)]
+                before.append((owner, dict(vars(owner))))
+                owner._setattr_on_modules(nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad))
+                owner.reset_sharded_param()
+            self._find()
+            yield
+        finally:
+            for owner, settings in reversed(before):
+                owner._setattr_on_modules(settings["sharded_param"])
+                vars(owner).update({n: settings[n] for n in _STORED})
+            self._find()
 
     # --------------------------------------------------------------------------------------------------------- rows
 

@@ -32,7 +32,7 @@ def refuse(model: nn.Module, args: Any = None, params: str = "all") -> None:
 
     Raises:
         UnsupportedModelError: ZeRO-3, FSDP1, tensor parallelism, quantised or offloaded weights; weights that FSDP2 has
-            sharded in half precision, or with adapters that would have to be merged.
+            sharded, with adapters that would have to be merged.
         ModelError: NaN in a parameter.
         UsageError: "lora" without an active adapter.
     """
@@ -44,7 +44,6 @@ def refuse(model: nn.Module, args: Any = None, params: str = "all") -> None:
         shards = Shards.of(inner)
         only = movable(inner, params)
         if shards is not None:
-            shards.check_dtype(torch.float64 if _all_double(inner) else torch.float32, only)
             _check_sharded(inner, params)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(
@@ -70,10 +69,6 @@ def _check_sharded(model: nn.Module, params: str) -> None:
             "the weights have gradient hooks, which a measurement would set off, and are sharded over processes, so "
             "that no copy can be measured instead"
         )
-
-
-def _all_double(model: nn.Module) -> bool:
-    return all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
 
 
 def _zero_3(model: nn.Module, args: Any) -> bool:

@@ -255,6 +255,7 @@ CASES: dict[str, dict[str, Any]] = {
     "apgd": {"ascent": "apgd", "gradient_checkpointing": True},
     "profile": {"profile": True, "steps": 2},
     "no symmetries": {"metric": "euclidean", "steps": 2},
+    "half precision": {"dtype": "float64", "half": True, "steps": 2},
     "an adapter alone": {"adapter": True, "params": "lora", "steps": 2, "per": "layer"},
     "layers": {"per": "layer", "steps": 2, "reproducibility": False},
     "heads": {"per": "head", "steps": 2, "reproducibility": False},
@@ -273,6 +274,7 @@ def all_cases(shard: bool, copies: int | None = None, names: Sequence[str] = tup
         text = options.pop("text", False)
         model, batches = (gpt2(), gpt2_batches(2)) if text else (bert(), bert_batches(2, size=size))
         model = adapted() if options.pop("adapter", False) else model.double()
+        model = model.bfloat16() if options.pop("half", False) else model
         if shard:
             model = sharded(model, copies)
             before = state(model)
@@ -439,7 +441,6 @@ def test_what_cannot_be_scored_is_refused_by_name(world: None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (1,))
-    refused(sharded(TinyAttention().to(torch.bfloat16)), r"q.weight is sharded in torch.bfloat16.*before fully_shard")
     refused(sharded(TinyAttention().to("meta")), r"weight is on meta, not on cpu: load its weights")
     part = TinyAttention()
     fully_shard(part.q, mesh=mesh)
@@ -452,8 +453,55 @@ def test_what_cannot_be_scored_is_refused_by_name(world: None) -> None:
     from torch.distributed.tensor import distribute_module
 
     refused(distribute_module(TinyAttention(), mesh), r"is sharded as .*only what fully_shard")
-    with pytest.raises(UnsupportedModelError, match=r"needs torch\.float64"):
-        score(sharded(TinyAttention().float()), [attention_data()], steps=1, dtype="float64")
+
+
+@pytest.mark.filterwarnings("ignore:half-precision weights are scored", "ignore:the weights are held in")
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [(torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, "float64"), (torch.float32, "float64")],
+)
+def test_what_is_sharded_in_another_precision_is_widened_and_comes_back(
+    world: None, stored: torch.dtype, dtype: str | None
+) -> None:
+    """Training goes on as if nothing had been: the optimizer still has the parameters that it was given."""
+
+    def train(measured: bool) -> tuple[dict[str, Any], list[Any]]:
+        torch.manual_seed(0)
+        model = sharded(bert().to(stored))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        found = []
+        for _ in range(2):
+            model(**bert_batches(1)[0]).loss.backward()
+            if measured:
+                parameters = list(model.parameters())
+                gradients = [p.grad.to_local().clone() for p in parameters]
+                before = state(model)
+                found.append(score(model, bert_batches(1), steps=2, dtype=dtype))
+                assert same(before, state(model))
+                assert all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
+                assert same(gradients, [p.grad.to_local() for p in parameters])
+            optimizer.step()
+            optimizer.zero_grad()
+        return state(model), found
+
+    (alone, _), (beside, scores) = train(False), train(True)
+    assert same(alone["rows"], beside["rows"])
+    whole = score(bert().to(stored), bert_batches(1), steps=2, dtype=dtype)
+    assert scores[0].geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+    assert scores[0].model == whole.model
+    assert scores[0].warnings == whole.warnings
+    assert scores[0].pairs.count == whole.pairs.count
+
+
+@pytest.mark.filterwarnings("ignore:half-precision weights are scored")
+def test_what_is_sharded_in_half_precision_comes_back_after_an_error(world: None) -> None:
+    model = sharded(bert().bfloat16())
+    parameters, before = list(model.parameters()), state(model)
+    with pytest.raises(ZeroDivisionError):
+        score(model, bert_batches(1), steps=2, loss=lambda outputs, batch: 1 / 0)
+    assert all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
+    assert same(before, state(model))
+    assert model(**bert_batches(1)[0]).logits.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("used", [False, True])
