@@ -68,30 +68,36 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
     is returned where the sides do not match.
     """
     h_side = set().union(*(f.h_side for f in forms))
-    copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
-    shared = True
+    heads: dict[tuple[tuple[Node, ...], tuple[Node, ...]], int] = {}
+    parts: dict[tuple[Node, ...], tuple[int, set[Node]]] = {}
     for index, own in enumerate(x for f in forms for x in f.members):
         nodes = sorted(n for n in own if families.members[n[0]].across)
-        sides = tuple(n for n in nodes if n not in h_side), tuple(n for n in nodes if n in h_side)
-        if not sides[0] or len(sides[0]) != len(sides[1]) or any(len({f for f, _ in s}) != 1 for s in sides):
+        g, h = (tuple(n for n in nodes if (n in h_side) is side) for side in (False, True))
+        if len(g) == len(h):
+            # A module that is called twice has the same heads each time.
+            heads.setdefault((g, h), index)
+        else:
+            # What several softmaxes mix, a part each, is one head where it is normalised as one.
+            parts.setdefault(h, (index, set()))[1].update(g)
+    heads |= {(tuple(sorted(g)), h): index for h, (index, g) in parts.items()}
+    for g, h in heads:
+        if not g or len(g) != len(h) or any(len({f for f, _ in side}) != 1 for side in (g, h)):
             return []
-        copies.setdefault(sides[0], []).append((index, sides[1]))
-    if len({h for members in copies.values() for _, h in members}) < sum(map(len, copies.values())):
-        # Heads share the other side: queries of one key.
-        shared = False
-        copies = {}
-        for index, own in enumerate(x for f in forms for x in f.members):
-            nodes = sorted(n for n in own if families.members[n[0]].across)
-            key = tuple(n for n in nodes if n in h_side)
-            copies.setdefault(key, []).append((index, tuple(n for n in nodes if n not in h_side)))
+    # Heads may share the other side: queries of one key do.
+    shared = len({h for _, h in heads}) == len(heads)
+    copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
+    for (g, h), index in heads.items():
+        one, other = (g, h) if shared else (h, g)
+        copies.setdefault(one, []).append((index, other))
     blocks = []
     for one, members in copies.items():
         many = tuple(dict.fromkeys(h for _, h in members))
         if pairing and len(one) % 2:
             return []
-        single, several = _ordered([one], pairing), _ordered(many, pairing)
-        g, h = (single, several) if shared else (several, single)
-        blocks.append(Block(tuple(i for i, _ in members), bool(pairing), g, h))
+        first, second = _ordered([one], pairing), _ordered(many, pairing)
+        if not shared:
+            first, second = second, first
+        blocks.append(Block(tuple(i for i, _ in members), bool(pairing), first, second))
     return blocks
 
 

@@ -660,6 +660,49 @@ def test_one_module_called_twice_is_one_site() -> None:
     assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
 
 
+class Differential(nn.Module):
+    """The difference of two attentions to the same values, of which there are twice as many; each head normalised.
+
+    The values of a head are those of two halves of the key heads, side by side.
+    """
+
+    def __init__(self, key_heads: int) -> None:
+        super().__init__()
+        self.key_heads = key_heads
+        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, key_heads * HEAD) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = split(self.q(x), 4), split(self.k(x), self.key_heads), split(self.v(x), self.key_heads)
+        k = k.repeat_interleave(4 // self.key_heads, dim=1)
+        mixed = []
+        for half_ in v.chunk(2, dim=1):
+            values = half_.repeat(1, 2, 1, 1).repeat_interleave(4 // self.key_heads, dim=1)
+            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ values)
+        first, second = torch.cat(mixed, dim=-1).chunk(2, dim=1)
+        y = first - 0.3 * second
+        return self.o(joined(y / y.norm(dim=-1, keepdim=True)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("key_heads", "copies"), [(4, 2), (2, 1)])
+def test_what_two_softmaxes_mix_is_one_head_where_it_is_normalised_as_one(key_heads: int, copies: int) -> None:
+    model = Residual(Differential(key_heads))
+    found = find_symmetries(model, inputs())
+    assert groups(found, "vo") == {f"O({2 * HEAD})": copies}
+    assert groups(found, "qk") == {f"GL({HEAD})": key_heads}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_rotations_of_a_module_that_is_called_twice_are_those_of_one() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(2, dim=1) for t in (k, v / v.norm(dim=-1, keepdim=True)))
+        return attend(q, k, v)
+
+    part = Projected(core, key_heads=2)
+    found = find_symmetries(Residual(part, part), inputs())
+    assert groups(found, "vo") == {f"O({HEAD})": 2}
+
+
 def test_layers_that_are_dead_say_nothing_of_the_others() -> None:
     """Attention to oneself alone, whatever queries and keys are: nothing shows there, of anything that is tried."""
 
