@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hf_geosharp.symmetry.couplings import Couplings, Edges, single
 from hf_geosharp.symmetry.features import Families, Node
@@ -34,7 +34,7 @@ Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
 
 @dataclass(frozen=True)
 class Analysis:
-    """What bilinear forms are made of, or why they are none."""
+    """What bilinear forms are made of, and why there is nothing, or no more than that, if so."""
 
     blocks: tuple[Block, ...]
     heads: int
@@ -52,12 +52,15 @@ def analyse(forms: Sequence[Couplings], families: Families) -> Analysis:
     if reasons:
         return Analysis((), len(edges), reasons[0])
     h_side = set().union(*(f.h_side for f in forms))
+    partly = next((f.partly for f in forms if f.partly), "")
     found = _blocks(edges, h_side, mapped)
     alone = single({n for pair in own for n in pair} for own in edges)
-    if not found.reason or not alone:
-        return found
-    less = _blocks([{p: v for p, v in own.items() if not alone & {f for f, _ in p}} for own in edges], h_side, mapped)
-    return found if less.reason else less
+    if found.reason and alone:
+        less = _blocks(
+            [{p: v for p, v in own.items() if not alone & {f for f, _ in p}} for own in edges], h_side, mapped
+        )
+        found = found if less.reason else less
+    return replace(found, reason=found.reason or partly)
 
 
 def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") -> list[Block]:
@@ -133,40 +136,48 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
         for a, b in own:
             root[find(a)] = find(b)
     components: dict[Node, set[Node]] = {}
+    pairs: dict[Node, list[tuple[Node, Node]]] = {}
     for node in list(root):
         components.setdefault(find(node), set()).add(node)
-    side = _sides(components, edges, h_side)
-    if side is None:
-        return Analysis((), heads, "features of one side act on each other (a norm, or more than a product)")
+    for own in edges:
+        for pair in own:
+            pairs.setdefault(find(pair[0]), []).append(pair)
     met: dict[Node, dict[int, tuple[set[Node], set[Node]]]] = {}
+    side: dict[Node, bool] = {}
+    reason = ""
+    for key, nodes in list(components.items()):
+        sides = _sides(nodes, pairs[key], h_side)
+        if sides is None:
+            reason = reason or "features of one side act on each other (a norm, or more than a product)"
+            del components[key]
+        else:
+            side |= sides
     for h, own in enumerate(edges):
         for pair in own:
-            both = met.setdefault(find(pair[0]), {}).setdefault(h, (set(), set()))
-            for node in pair:
-                both[side[node]].add(node)
+            if find(pair[0]) in components:
+                both = met.setdefault(find(pair[0]), {}).setdefault(h, (set(), set()))
+                for node in pair:
+                    both[side[node]].add(node)
     groups: dict[tuple[frozenset[int], bool, object], list[tuple[Node, set[Node]]]] = {}
     for key, nodes in components.items():
         # How many features of one family a head has in a coordinate: one, or two that are turned.
         counts = {n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)}
-        if counts == {1}:
-            turned = False
-        elif counts == {2}:
-            turned = True
-        else:
-            return Analysis(
-                (), heads, f"{max(counts, default=0)} features act as one (a norm or a mixing of coordinates)"
-            )
+        if counts not in ({1}, {2}):
+            most = max(counts, default=0)
+            reason = reason or f"{most} features act as one (a norm or a mixing of coordinates)"
+            continue
         families = tuple(sorted((f, s, n) for (f, s), n in _counted(nodes, side).items()))
-        groups.setdefault((frozenset(met[key]), turned, families), []).append((key, nodes))
+        groups.setdefault((frozenset(met[key]), counts == {2}, families), []).append((key, nodes))
     blocks = []
     for (own_heads, turned, _), found in groups.items():
         found.sort(key=lambda item: min(n for n in item[1] if side[n]))
         made = (_turned if turned else _plain)(found, side, edges, own_heads)
         if made is None:
-            return Analysis((), heads, "pairs of coordinates are not turned by rotations")
-        blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
+            reason = reason or "pairs of coordinates are not turned by rotations"
+        else:
+            blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
     blocks.sort(key=lambda b: (b.turned, b.heads, b.h[0]))
-    return Analysis(tuple(blocks), heads)
+    return Analysis(tuple(blocks), heads, reason)
 
 
 def _families(nodes: set[Node]) -> dict[int, int]:
@@ -176,10 +187,9 @@ def _families(nodes: set[Node]) -> dict[int, int]:
     return out
 
 
-def _sides(components: dict[Node, set[Node]], edges: Sequence[Edges], h_side: set[Node]) -> dict[Node, bool] | None:
-    """Node -> whether it is on the H side; None if a node would be on both."""
-    side = dict.fromkeys(h_side, True)
-    pairs = [pair for own in edges for pair in own]
+def _sides(nodes: set[Node], pairs: Sequence[tuple[Node, Node]], h_side: set[Node]) -> dict[Node, bool] | None:
+    """Node of a component -> whether it is on the H side; None if one would be on both."""
+    side = {n: True for n in nodes if n in h_side}
     for _ in range(4):
         changed = False
         for a, b in pairs:
@@ -192,7 +202,7 @@ def _sides(components: dict[Node, set[Node]], edges: Sequence[Edges], h_side: se
                         changed = True
         if not changed:
             break
-    return side if all(n in side for nodes in components.values() for n in nodes) else None
+    return side if len(side) == len(nodes) else None
 
 
 def _counted(nodes: set[Node], side: dict[Node, bool]) -> dict[tuple[int, bool], int]:

@@ -25,6 +25,8 @@ class Couplings:
     """All features of linear maps that each head depends on, whether or not they were taken apart."""
     gain: str = ""
     """Of a norm that stands between the two factors and was left out: the parameter."""
+    partly: str = ""
+    """Why some of the features, which are in no edge, could not be told apart."""
 
     @property
     def nodes(self) -> set[Node]:
@@ -40,7 +42,7 @@ class Couplings:
             sides = [frozenset((families[f], i) for f, i in nodes) for nodes in (self.h_side, *self.members)]
         except KeyError:
             return None
-        return Couplings(heads, sides[0], self.reason, tuple(sides[1:]), self.gain)
+        return Couplings(heads, sides[0], self.reason, tuple(sides[1:]), self.gain, self.partly)
 
 
 def single(heads: Iterable[Iterable[Node]]) -> set[int]:
@@ -87,7 +89,8 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
     if not heads:
         return Couplings((), h_side, "nothing that can be told apart enters")
     edges: list[Edges] = [{} for _ in heads]
-    reason = _couple(ports, first, seeds, heads, edges)
+    mixed: dict[Node, str] = {}
+    reason = _couple(ports, first, seeds, heads, edges, mixed)
     done = set(h_side)
     for _ in range(MAX_ROUNDS):
         # What a key meets may meet more than keys: a table of relative positions, say.
@@ -99,14 +102,16 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed
         by_itself = any(p.axis is None and p.family in {f for f, _ in met} for p in ports)
         if reason or not (missing or by_itself) or met <= done:
             break
-        reason = _couple(ports, first, [_among(p, met - done) for p in ports], heads, edges)
+        reason = _couple(ports, first, [_among(p, met - done) for p in ports], heads, edges, mixed)
         done |= met
     _drop_common(ports, edges, h_side)
     # What is only added to the form, a bias that a map computes, is no feature of a head.
-    kinds = {n[0] for own in edges for pair in own for n in pair}
+    kinds = {n[0] for own in edges for pair in own for n in pair} | {f for f, _ in mixed}
     meeting = [i for i, p in enumerate(ports) if p.axis is not None and p.family in kinds]
     nodes = [frozenset(_nodes([ports[i] for i in meeting], [own[i] for i in meeting])) for own in heads]
-    return Couplings(tuple(edges), h_side, reason, tuple(nodes))
+    apart = tuple({pair: v for pair, v in own.items() if not mixed.keys() & set(pair)} for own in edges)
+    partly = next(iter(mixed.values()), "")
+    return Couplings(apart, h_side, reason or ("" if any(apart) else partly), tuple(nodes), partly=partly)
 
 
 def _drop_common(ports: Sequence[Port], edges: Sequence[Edges], h_side: frozenset[Node]) -> None:
@@ -140,15 +145,20 @@ def _among(port: Port, nodes: set[Node] | frozenset[Node]) -> Tensor:
 
 def _couple(
     ports: Sequence[Port], first: Sequence[Tensor | None], seeds: Sequence[Tensor], heads: Sequence[list[Tensor]],
-    edges: Sequence[Edges],
+    edges: Sequence[Edges], mixed: dict[Node, str],
 ) -> str:  # fmt: skip
-    """Adds what the seeds meet to the edges of each head; returns why it could not be told, if so."""
+    """Adds what the seeds meet to the edges of each head; returns why it could not be told, if so.
+
+    What acts as one with others, a head or a part of it that is normalised, goes to ``mixed`` instead, with the reason.
+    """
     # Features that no head shares can be looked at together.
     slots = _slots(ports, seeds, heads)
     if len(slots) > MAX_SLOTS:
         return f"{len(slots)} coordinates are more than can be told apart"
     tensors = [p.tensor for p in ports]
-    for slot in slots:
+    for features in slots:
+        known = {i: {k for f, k in mixed if f == ports[i].family} for i in features}
+        slot = {i: [f for f in fs if ports[i].first + f not in known[i]] for i, fs in features.items()}
         wanted = [(i, g) for i, g in enumerate(first) if slot.get(i) and g is not None and g.requires_grad]
         if not wanted:
             continue
@@ -168,13 +178,15 @@ def _couple(
             node = (ports[i].family, ports[i].first + f)
             met = [(p, (there[j] & own[j]).nonzero().flatten().tolist()) for j, p in enumerate(ports)]
             most = max((len(partners) for port, partners in met if port.axis is not None), default=0)
+            if most > MAX_PARTNERS:
+                text = f"{most} features act as one (a norm or a mixing of coordinates)"
+                mixed |= {(p.family, p.first + k): text for p, partners in met for k in partners} | {node: text}
+                continue
             for port, partners in met:
-                for partner in partners[: 1 if most > MAX_PARTNERS else None]:
+                for partner in partners:
                     other = (port.family, port.first + partner)
                     if (other, node) not in found:
                         found[node, other] = float(sums[ports.index(port)][partner])
-            if most > MAX_PARTNERS:
-                return f"{most} features act as one (a norm or a mixing of coordinates)"
     return ""
 
 

@@ -243,7 +243,9 @@ def _attend(
     analysis = analyse(forms, families) if not pairs else Analysis((), 0)
     if not pairs:
         pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms, traced)))
-    if not pairs and kind == "qk":
+    # Of a head that is normalised in part, that part.
+    partly = analysis.reason if pairs else ""
+    if kind == "qk" and (partly or not pairs):
         for candidates in exchanges(sites, scope, traced, families):
             held = next((p for p in candidates if trials.holds(p, scope)), None)
             if held is not None and joins(held, pairs, families):
@@ -255,7 +257,7 @@ def _attend(
             replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
         ]
     centred = []
-    if kind == "qk" and all(p.group.isometric or p.kind != "qk" for p in pairs):
+    if kind == "qk" and (partly or all(p.group.isometric or p.kind != "qk" for p in pairs)):
         centred = [m for m in means(sites, scope, traced, families) if trials.holds(m, scope)]
         found.biases += centred
     mixed = traced.mixing | traced.weighing
@@ -265,6 +267,8 @@ def _attend(
         reason = analysis.reason or trials.why_not(scope, kind)
         found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason}")
         return
+    if partly:
+        found.unrecognised.append(f"{_place(scope, sites)}.{kind}: in part: {partly}")
     found.pairs += pairs
     if len(sites) == 1:
         found.alone[id(sites[0]), kind] = pairs

@@ -392,6 +392,11 @@ CORES = {
     "the larger of two queries": Site(
         of(lambda m, x, q, k, v: attend(torch.maximum(q, q.roll(1, 2)), k, v)), {"GL(1)+": 24}
     ),
+    # What is normalised together is no pair; the coordinates beside it are.
+    "heads normalised in part": Site(
+        of(lambda m, x, q, k, v: attend(_normalised(q, 2), _normalised(k, 2), v)), {"GL(2)": 4},
+        folds={"key_bias": 8, "value_bias": 4 * HEAD}, named=("qk",),
+    ),
     "queries that go through a convolution": Site(
         of(
             lambda m, x, q, k, v: attend(
@@ -404,6 +409,12 @@ CORES = {
 }  # fmt: skip
 
 # ----------------------------------------------------------------------- what has none, or none of those looked for
+
+
+def _normalised(x: Tensor, start: int) -> Tensor:
+    """Heads of which the coordinates from ``start`` on are normalised together."""
+    rest = x[..., start:]
+    return torch.cat([x[..., :start], rest / rest.norm(dim=-1, keepdim=True)], dim=-1)
 
 
 def _order(side: str, index: list[int], axis: int) -> Core:
