@@ -263,6 +263,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+UNEVEN = ("padded texts, tied weights", "fewer samples than ranks", "half precision", "an adapter alone", "heads")
+"""What is tried where rows do not divide evenly."""
+
 REPLICATED = ("several radii, evidence and baselines", "padded texts, tied weights", "heads")
 
 
@@ -287,7 +290,7 @@ def all_cases(shard: bool, copies: int | None = None, names: Sequence[str] = tup
 
 def print_cases() -> None:
     dist.init_process_group("gloo")
-    print(json.dumps(all_cases(True)))
+    print(json.dumps(all_cases(True, names=tuple(CASES) if dist.get_world_size() == 2 else UNEVEN)))
 
 
 def print_replicated() -> None:
