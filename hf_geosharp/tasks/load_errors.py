@@ -28,7 +28,10 @@ def load_error(source: Source, error: Exception, trusted: bool, *, weights: bool
         # transformers takes weights that it cannot reach for weights that are not there.
         return unreachable
     if not found:
-        return ModelError(f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}).")
+        return ModelError(
+            f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}): save them beside it. The "
+            "symmetries of the architecture alone need none: hf-geosharp inspect --random-init."
+        )
     return ModelError(f"{source.id} does not load: {type(error).__name__}: {text or 'no message'}")
 
 
