@@ -183,12 +183,16 @@ TABLE: tuple[Row, ...] = (
     *heads("detr", attentions=3 * LAYERS),
 )
 
-UNLIKE = {"gemma3n_text": "a tiny one has four layers there", "detr": "it needs timm there"}
-"""Types that are other models, or none, on transformers 4.x."""
+UNLIKE = {
+    "gemma3n_text": "a tiny one has four layers there",
+    "detr": "it needs timm there",
+    "stablelm normed": "it cannot be initialised there",
+}
+"""Rows that are other models, or none, on transformers 4.x."""
 
 
 def unknown(row: Row) -> str | None:
     """Why this transformers has no model that a row is about; None if it has."""
     if row.type not in CONFIG_MAPPING:
         return "this transformers does not know it"
-    return UNLIKE.get(row.type) if transformers.__version__.startswith("4.") else None
+    return UNLIKE.get(str(row)) if transformers.__version__.startswith("4.") else None

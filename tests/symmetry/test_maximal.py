@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
 
 from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
@@ -121,6 +122,8 @@ def claimed(found: SymmetryMap, kind: str, names: list[str]) -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_as_many_directions_are_not_felt_as_are_found(name: str) -> None:
     case = CASES[name]
+    if case.type not in CONFIG_MAPPING:
+        pytest.skip("this transformers does not know it")
     model = tiny.build(case.type, **case.attributes).double().eval()
     batch = synthetic(model, tokens=TOKENS)
     sides = [(_only(model, case.first), 0), (_only(model, case.second), case.axis)]
