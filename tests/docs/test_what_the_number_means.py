@@ -61,14 +61,15 @@ def test_what_is_said_of_the_signs_is_what_was_measured() -> None:
     zoos = _zoos()
     assert {zoo: result["counts"]["reached"] for zoo, result in zoos.items()} == dict.fromkeys(zoos, 60)
     assert len(zoos) == 4
-    largest = []
+    smallest, largest = [], []
     for zoo, result in zoos.items():
         for name in WORST:
             found = [row["gap in loss"] for row in result["rows"] if row["name"] == name]
-            assert found[0]["tau"] == pytest.approx(-0.3, abs=0.05)
+            smallest.append(found[0]["tau"])
             assert found[0]["high"] < 0
             assert (found[-1]["low"] > 0) == ((zoo, name) != ("image", "mix second"))
             largest.append(max(c["tau"] for c in found))
+    assert f"(τ from {min(smallest):.2f} to {max(smallest):.2f})" in text
     assert max(largest) == pytest.approx(0.6, abs=0.05)
 
 
@@ -139,11 +140,10 @@ def test_what_is_said_of_orders_and_of_the_papers_symmetries_is_what_was_measure
 
 def test_what_is_said_of_settings_is_what_was_measured() -> None:
     zoos = _zoos()
-    rows = {zoo: zoos[zoo]["ablations"] for zoo in ("image", "finetune-image", "text")}
+    rows = {zoo: result["ablations"] for zoo, result in zoos.items()}
     text = " ".join(PAGE.split())
-    counts = {zoo: {row["models"] for row in found} for zoo, found in rows.items()}
-    images, tuned, texts = (found.pop() for found in counts.values())
-    assert f"on {images} of the image models, {tuned} of their fine-tunes and {texts} of the text models" in text
+    (count,) = {row["models"] for found in rows.values() for row in found}
+    assert f"Other settings were tried on {count} models of each zoo" in text
 
     def changes(name: str) -> list[float]:
         return [row["ratio"] - 1 for found in rows.values() for row in found if row["name"] == name]
