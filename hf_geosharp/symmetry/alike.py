@@ -91,12 +91,13 @@ def _nodes(root: Tensor, end: Callable[[Tensor], object], ends: dict[int, Tensor
 def _settings(node: Any) -> Iterator[object]:
     for name in dir(node):
         if name.startswith("_saved_"):
-            yield name, _comparable(getattr(node, name))
+            # What a node has made, the mean that a layer norm takes out say, is no constant that enters it.
+            yield name, _comparable(getattr(node, name), made=name.startswith("_saved_result"))
 
 
-def _comparable(value: Any) -> object:
+def _comparable(value: Any, made: bool = False) -> object:
     if isinstance(value, Tensor):
-        constant = None if value.requires_grad else _signs(value)
+        constant = None if made or value.requires_grad else _signs(value)
         return tuple(value.shape), str(value.dtype), constant
     if isinstance(value, (list, tuple)):
         return tuple(_comparable(v) for v in value)

@@ -64,7 +64,8 @@ FEW = 8
 def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether entries of the second act on the logits together with a few entries of the first, as those of norms do.
 
-    Where they meet most of them (mixing weights, tables), taking all of them apart would be long and in vain.
+    Where they meet most of them (mixing weights, tables), or none (norms of other heads), taking all of them apart is
+    long and in vain.
     """
     form = contracted(logits)
     generator = torch.Generator().manual_seed(3)
@@ -73,12 +74,11 @@ def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
     if any(g is None or not g.requires_grad for g in grads):
         return False
     active = int((grads[0] != 0).sum())
-    own = grads[1].flatten()
+    own, most = grads[1].flatten(), 0
     for entry in own.detach().nonzero().flatten().tolist()[:: max(1, own.numel() // SAMPLES)]:
         (met,) = torch.autograd.grad(own[entry], first, retain_graph=True, allow_unused=True)
-        if met is not None and int((met != 0).sum()) > max(FEW, active // 2):
-            return False
-    return True
+        most = max(most, 0 if met is None else int((met != 0).sum()))
+    return 0 < most <= max(FEW, active // 2)
 
 
 def _two_sided(edges: Sequence[tuple[Node, Node]]) -> Iterator[Sequence[tuple[Node, Node]]]:

@@ -16,7 +16,7 @@ from tests.families import build
 
 LAYERS = 4
 
-DEEP = ("bert", "llama", "t5", "gpt2", "qwen3", "smollm3", "gemma3_text", "albert", "swin")
+DEEP = ("bert", "llama", "t5", "gpt2", "qwen3", "smollm3", "gemma3_text", "albert", "swin", "persimmon")
 """Types with several layers: all alike, of two kinds, sharing their weights, of different widths."""
 
 
@@ -53,6 +53,13 @@ def test_layers_alike_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert first.like is None
     assert all(a.like is first for a in others)
     assert others[0].renamed["layers.0.self_attn.q_proj.weight"] == "layers.1.self_attn.q_proj.weight"
+
+
+def test_what_a_layer_norm_takes_out_does_not_tell_layers_apart() -> None:
+    """The means of queries and keys are kept for the way back: they are other numbers in each layer."""
+    first, *others = seen(tiny.build("persimmon", num_hidden_layers=LAYERS))
+    assert len(others) == LAYERS - 1
+    assert all(a.like is first for a in others)
 
 
 def test_layers_without_rotation_are_not_like_those_with_it() -> None:

@@ -6,14 +6,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry import SymmetryMap, exchange, find_symmetries
+from hf_geosharp.symmetry.couplings import Couplings
 from hf_geosharp.symmetry.verify import verify
-from tests.symmetry.handmade import HEAD, TOKENS, Normed, Projected, Residual, attend, half, inputs, interleaved
+from tests.symmetry.handmade import (
+    HEAD,
+    TOKENS,
+    HeadNorm,
+    Normed,
+    Projected,
+    Residual,
+    attend,
+    half,
+    inputs,
+    interleaved,
+    split,
+)
 
 ALL = 4 * HEAD
 
@@ -205,3 +219,35 @@ def test_weights_of_which_each_meets_most_others_are_not_taken_apart(monkeypatch
     assert not taken
     assert exchanged(found) == ()
     assert [u.split(":")[0] for u in found.unrecognised] == ["parts.0.qk"]
+
+
+def test_norms_of_other_heads_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a norm for each head that meets its own key's alone, of all pairs of them those few are gone through."""
+
+    class Apart(Projected):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_norms, self.k_norms = (
+                nn.ModuleList(HeadNorm((HEAD,), 0.0, bias=False, centred=False) for _ in range(4)) for _ in range(2)
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (split(part(x), 4) for part in (self.q, self.k, self.v))
+            q, k = (
+                torch.stack([norm(t[:, i]) for i, norm in enumerate(norms)], dim=1)
+                for t, norms in ((q, self.q_norms), (k, self.k_norms))
+            )
+            return self.o(attend(q, k, v))  # type: ignore[no-any-return]
+
+    model, taken = Residual(Apart()), []
+    before = exchange.couplings
+
+    def count(*args: Any, **kwargs: Any) -> Couplings:
+        taken.append(args)
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(exchange, "couplings", count)
+    found = find_symmetries(model, inputs())
+    assert exchanged(found) == (HEAD,) * 4
+    assert len(taken) == 4
+    assert verify(model, found, [inputs(1)], each=True).map == found
