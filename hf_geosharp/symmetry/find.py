@@ -211,6 +211,8 @@ class _Found:
         self.unrecognised: list[str] = []
         self.alone: dict[tuple[int, str], list[Pair]] = {}
         """By identity and kind the pairs of attentions that share no weights with others."""
+        self.partly: dict[tuple[int, str], str] = {}
+        """Of the same, why they are not all that there is."""
 
 
 def _sharing(forms: Sequence[Couplings]) -> Iterator[list[int]]:
@@ -239,23 +241,22 @@ def _attend(
 ) -> None:  # fmt: skip
     """Pairs and bias folds of one side of attention, for sites that share it."""
     scope = common([s.softmax.scope for s in sites]) if len(sites) > 1 else sites[0].scope
-    pairs = list(_carried(found, kind, scope, sites, trials))
-    analysis = analyse(forms, families) if not pairs else Analysis((), 0)
-    if not pairs:
+    pairs, partly, reason = list(_carried(found, kind, scope, sites, trials)), "", ""
+    if pairs:
+        partly = found.partly.get((id(sites[0].like), kind), "")
+    else:
+        analysis = analyse(forms, families)
         pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms, traced)))
-    # Of a head that is normalised in part, that part.
-    partly = analysis.reason if pairs else ""
-    if kind == "qk" and (partly or not pairs):
-        for candidates in exchanges(sites, scope, traced, families):
-            held = next((p for p in candidates if trials.holds(p, scope)), None)
-            if held is not None and joins(held, pairs, families):
-                pairs.append(replace(held, name=found.names(scope, held.kind)))
-    if not pairs:
-        isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
-        pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
-        found.scales += [
-            replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
-        ]
+        # Of a head that is normalised in part, that part.
+        reason, partly = analysis.reason, analysis.reason if pairs else ""
+        if kind == "qk" and (partly or not pairs):
+            pairs += _exchanged(scope, sites, traced, families, trials, found.names)
+        if not pairs:
+            isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
+            pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
+    found.scales += [
+        replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
+    ]
     centred = []
     if kind == "qk" and (partly or all(p.group.isometric or p.kind != "qk" for p in pairs)):
         centred = [m for m in means(sites, scope, traced, families) if trials.holds(m, scope)]
@@ -264,17 +265,28 @@ def _attend(
     if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
         return  # shares that are handed out as they are
     if not pairs and not centred:
-        reason = analysis.reason or trials.why_not(scope, kind)
-        found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason}")
+        found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason or trials.why_not(scope, kind)}")
         return
     if partly:
         found.unrecognised.append(f"{_place(scope, sites)}.{kind}: in part: {partly}")
     found.pairs += pairs
     if len(sites) == 1:
-        found.alone[id(sites[0]), kind] = pairs
+        found.alone[id(sites[0]), kind], found.partly[id(sites[0]), kind] = pairs, partly
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
+
+
+def _exchanged(
+    scope: str, sites: Sequence[Attention], traced: Trace, families: Families, trials: Trials, names: _Names
+) -> list[Pair]:
+    """What the weights of norms on queries and keys can exchange."""
+    pairs: list[Pair] = []
+    for candidates in exchanges(sites, scope, traced, families):
+        held = next((p for p in candidates if trials.holds(p, scope)), None)
+        if held is not None and joins(held, pairs, families):
+            pairs.append(replace(held, name=names(scope, held.kind)))
+    return pairs
 
 
 def _place(scope: str, sites: Sequence[Attention]) -> str:

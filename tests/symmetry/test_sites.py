@@ -704,6 +704,25 @@ def test_what_two_softmaxes_mix_is_one_head_where_it_is_normalised_as_one(key_he
     assert verify(model, found, [inputs(1)], each=True).map == found
 
 
+def test_layers_alike_that_are_understood_in_part_are_all_named() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(_normalised(q, 2), _normalised(k, 2), v)
+
+    found = find_symmetries(Residual(*(Projected(core) for _ in range(3))), inputs())
+    assert [(p.module, p.group.name) for p in found.pairs if p.kind == "qk"] == [
+        (f"parts.{i}", "GL(2)") for i in range(3)
+    ]
+    assert [text.split(": ")[:2] for text in found.unrecognised] == [[f"parts.{i}.qk", "in part"] for i in range(3)]
+
+
+def test_lengths_of_layers_alike_are_those_of_each() -> None:
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(_normalised(q, 0), _normalised(k, 0), v)
+
+    found = find_symmetries(Residual(*(Projected(core) for _ in range(3))), inputs())
+    assert [(s.module, s.copies) for s in found.scales] == [(f"parts.{i}", 4) for i in range(3) for _ in range(2)]
+
+
 def test_rotations_of_a_module_that_is_called_twice_are_those_of_one() -> None:
     def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = (t.repeat_interleave(2, dim=1) for t in (k, v / v.norm(dim=-1, keepdim=True)))
