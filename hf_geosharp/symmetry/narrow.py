@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hf_geosharp.symmetry.trace import Linear, Slab, Trace
 
 WIDTH = 256
-"""Streams that are wider are cut to this: more than a head has coordinates."""
+"""Streams that are wider are cut to this. Heads may have more coordinates: what a claim needs is no full rank."""
 
 Cuts = Mapping[str, frozenset[int]]
 """Names of parameters -> which of their dimensions are cut to :data:`WIDTH`."""

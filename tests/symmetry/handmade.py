@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from tests.families import randomise
 
 WIDTH, HEAD, TOKENS = 24, 6, 7
@@ -518,6 +520,30 @@ class SubNormed(nn.Module):
         return self.o(y) + (y if self.twice else 0)  # type: ignore[no-any-return]
 
 
+class Differential(nn.Module):
+    """The difference of two attentions to the same values, of which there are twice as many; each head normalised.
+
+    The values of a head are those of two halves of the key heads, side by side.
+    """
+
+    def __init__(self, key_heads: int) -> None:
+        super().__init__()
+        self.key_heads = key_heads
+        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, key_heads * HEAD) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = split(self.q(x), 4), split(self.k(x), self.key_heads), split(self.v(x), self.key_heads)
+        k = k.repeat_interleave(4 // self.key_heads, dim=1)
+        mixed = []
+        for half_ in v.chunk(2, dim=1):
+            values = half_.repeat(1, 2, 1, 1).repeat_interleave(4 // self.key_heads, dim=1)
+            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ values)
+        first, second = torch.cat(mixed, dim=-1).chunk(2, dim=1)
+        y = first - 0.3 * second
+        return self.o(joined(y / y.norm(dim=-1, keepdim=True)))  # type: ignore[no-any-return]
+
+
 class HeadNorm(nn.Module):
     """A norm over the last axis with a weight of any shape that broadcasts, as weight or as 1 + weight, or none."""
 
@@ -532,3 +558,23 @@ class HeadNorm(nn.Module):
         y = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
         y = y if self.weight is None else y * (self.offset + self.weight)
         return y if self.bias is None else y + self.bias
+
+
+class Made(Protocol):
+    """A case of a test: something that makes a module."""
+
+    @property
+    def module(self) -> Callable[[], nn.Module]:
+        """Makes it."""
+        ...
+
+
+def finder(cases: Mapping[str, Made]) -> Callable[[str], tuple[nn.Module, SymmetryMap]]:
+    """The model around a case's module, and what is found on it; each made and searched once."""
+
+    @cache
+    def find(name: str) -> tuple[nn.Module, SymmetryMap]:
+        model = Residual(cases[name].module())
+        return model, find_symmetries(model, inputs())
+
+    return find

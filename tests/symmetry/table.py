@@ -138,6 +138,12 @@ TABLE: tuple[Row, ...] = (
         means=LAYERS * 2 * HEADS * (WIDTH + 1),
     ),
     *gains("chameleon", a_layer=HEADS * PAIRS, keys=HEADS, means=LAYERS * 2 * HEADS * WIDTH),
+    # Two softmaxes share the values of a head, which are normalised together.
+    Row("diffllama", LAYERS * KEYS * ROTARY, LAYERS * KEYS // 2 * HEAD * (2 * HEAD - 1), {"num_key_value_heads": KEYS}),
+    # A factor of each coordinate beside the two norms, through a function; both norms come after the rotation.
+    Row("timesfm2_5", LAYERS * DIAGONAL, LAYERS * HEADS * GENERAL),
+    # Rotary in one layer of two; gates of each value with a bias for each head.
+    Row("beam", PAIRS + DIAGONAL, LAYERS * KEYS * DIAGONAL),
     # A layer norm between values and output.
     Row("kosmos_2_text_model", LAYERS * HEADS * GENERAL, LAYERS * HEADS * CENTRED),
     *gains("qwen3", a_layer=PAIRS, attributes={"num_key_value_heads": KEYS}),
@@ -159,8 +165,10 @@ TABLE: tuple[Row, ...] = (
     # Latent attention: the rotary key, of 2 frequencies, is one for all heads.
     *(
         Row(t, LAYERS * (HEADS * GENERAL + 4), LAYERS * HEADS * GENERAL)
-        for t in ("deepseek_v2", "deepseek_v3", "minicpm3")
+        for t in ("deepseek_v2", "deepseek_v3", "minicpm3", "mistral_large4_text")
     ),
+    # One layer of two has a softmax, and a gate for each head.
+    Row("bailing_hybrid", HEADS * GENERAL + 4, HEADS * GENERAL),
     Row("mamba", 0, 0),
     Row("rwkv", 0, 0),
     # --------------------------------------------------------------------------------------------------------- images

@@ -23,6 +23,7 @@ from tests.symmetry.handmade import (
     Projected,
     Residual,
     attend,
+    finder,
     half,
     inputs,
     interleaved,
@@ -84,15 +85,7 @@ CASES = {
     ),
 }
 each_case = pytest.mark.parametrize("name", CASES)
-_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
-
-
-def find(name: str) -> tuple[nn.Module, SymmetryMap]:
-    """The model of a case and its map, found once."""
-    if name not in _found:
-        model = Residual(CASES[name].module())
-        _found[name] = model, find_symmetries(model, inputs())
-    return _found[name]
+find = finder(CASES)
 
 
 def exchanged(found: SymmetryMap) -> tuple[int, ...]:

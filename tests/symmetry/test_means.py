@@ -24,6 +24,7 @@ from tests.symmetry.handmade import (
     Projected,
     Residual,
     attend,
+    finder,
     half,
     inputs,
     interleaved,
@@ -65,15 +66,7 @@ CASES = {
     "no norm": Case(Projected, ()),
 }
 each_case = pytest.mark.parametrize("name", CASES)
-_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
-
-
-def find(name: str) -> tuple[nn.Module, SymmetryMap]:
-    """The model of a case and its map, found once."""
-    if name not in _found:
-        model = Residual(CASES[name].module())
-        _found[name] = model, find_symmetries(model, inputs())
-    return _found[name]
+find = finder(CASES)
 
 
 def centred(found: SymmetryMap) -> list[Mean]:

@@ -45,7 +45,10 @@ def found(model: nn.Module, batch: Mapping[str, Any], width: int, monkeypatch: p
 MLP_WIDTH = 96
 """Hidden units of the tiny models."""
 
-TYPES = ["bert", "gpt2", "t5", "llama", "qwen3", "phi", "mixtral", "minicpm3", "opt", "vit", "bitnet"]
+TYPES = [
+    "bert", "gpt2", "t5", "llama", "qwen3", "phi", "mixtral", "minicpm3", "opt", "vit", "bitnet", "whisper",
+    "deberta-v2", "olmo2", "afmoe", "wav2vec2", "esm", "sam_vision_model",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -77,21 +80,33 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+PROJECTED = {"q.weight": {1}, "k.weight": {1}, "v.weight": {1}, "o.weight": {0}, "o.bias": {0}}
+PERCEPTRON = {"up.weight": {1}, "down.weight": {0}, "down.bias": {0}}
+EXPECTED: dict[str, dict[str, set[int]]] = {
+    "separate": PROJECTED,
+    "grouped queries": PROJECTED,
+    "fused": {"weight": {1}, "out.weight": {0}, "out.bias": {0}},
+    "fused and transposed": {"weight": {0}, "out.weight": {0}, "out.bias": {0}},
+    "normed": PROJECTED,
+    "an MLP": PERCEPTRON,
+    "a gated MLP": {**PERCEPTRON, "gate.weight": {1}},
+    "two halves of one map": PERCEPTRON,
+}
+
+
+@pytest.mark.parametrize("width", [CUT, HEAD // 2])
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_are_cut_along_what_they_read_and_write_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+    name: str, width: int, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
 ) -> None:
+    """Heads are as wide together as the stream, and are not cut; also where a head is wider than what is left."""
     model = Residual(MODULES[name]())
     whole = found(model, inputs(), 1 << 30, monkeypatch)
     twins.clear()
-    assert found(model, inputs(), CUT, monkeypatch) == whole
-    shapes = {n: p.shape for n, p in model.named_parameters()}
+    assert found(model, inputs(), width, monkeypatch) == whole
     (twin,) = {id(t): t for t in twins if t.cuts}.values()
-    assert {n: frozenset(d for d, size in enumerate(shapes[n]) if size == WIDTH) for n in twin.cuts} == twin.cuts or (
-        4 * HEAD == WIDTH  # heads together are as wide as the stream: only one of the two dimensions is cut
-    )
-    assert all(len(dimensions) == 1 for dimensions in twin.cuts.values())
-    assert all(t.weights[n].shape[d] == CUT for t in [twin] for n, ds in t.cuts.items() for d in ds)
+    assert {n.removeprefix("parts.0."): set(dimensions) for n, dimensions in twin.cuts.items()} == EXPECTED[name]
+    assert all(twin.weights[n].shape[d] == width for n, dimensions in twin.cuts.items() for d in dimensions)
 
 
 def test_the_model_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

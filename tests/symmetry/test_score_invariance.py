@@ -8,21 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import tiny
 from hf_geosharp import score
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.inputs import output_tensors, synthetic
 from hf_geosharp.symmetry.probe import Widened
+from tests.symmetry.handmade import Differential, Normed, Residual, SubNormed, half, inputs
 from tests.symmetry.table import TABLE, Row, unknown
+from tests.symmetry.test_sites import SITES
 
 MOVED = (
     "roformer", "modernbert", "xlnet", "deberta-v2 own", "gpt_neox", "codegen", "falcon 40b", "cohere normed",
     "cohere2", "phi normed", "qwen3", "gemma3_text", "hunyuan_v1_dense", "nanochat", "deepseek_v3", "swinv2",
-    "sam_vision_model", "afmoe", "olmo2", "bitnet",
+    "sam_vision_model", "afmoe", "olmo2", "bitnet", "persimmon", "chameleon", "diffllama",
+    "timesfm2_5",
 )  # fmt: skip
-"""Rotary in both pairings and in part, tables, fused and sharded layouts, groups, norms, latents, gates."""
+"""Rotary in both pairings and in part, tables, fused and sharded layouts, groups, norms, latents, gates, means."""
 
 ROWS = {str(row): row for row in TABLE}
 
@@ -63,3 +66,36 @@ def test_the_score_is_the_same_along_the_orbit(row: Row) -> None:
         assert base_of_twin == pytest.approx(base, rel=exact)
         assert value_of_twin == pytest.approx(value, rel=close)
         assert value > 1e-4 * base
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "a layer norm of all heads, with a bias": lambda: SubNormed(centred=True, bias=True),
+    "a norm of all heads, one plus weight": lambda: SubNormed(offset=1.0, bias=True, key_heads=2),
+    "layer norms without weights on queries and keys": lambda: Normed("none", centred=True),
+    "layer norms on queries and keys": lambda: Normed("head", half, centred=True, bias=True),
+    "the larger of two queries": SITES["the larger of two queries"].module,
+    "heads normalised in part": SITES["heads normalised in part"].module,
+    "a gate for each head": SITES["a gate for each head"].module,
+    "two softmaxes that share values": lambda: Differential(2),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_score_of_a_module_with_the_trait_is_the_same_along_the_orbit(name: str) -> None:
+    """In double precision throughout: rounding alone is left."""
+    model, batch = Residual(MODULES[name]()), inputs(1)
+
+    def measured() -> list[float]:
+        return [
+            score(
+                model, [batch], metric=metric, rho=rho, steps=4, loss=loss, dtype="float64", reproducibility=False
+            ).geodesic_sharpness
+            for metric, rho in (("inv", 0.03), ("mix", 0.001), ("adaptive", 0.03))
+        ]  # fmt: skip
+
+    *before, plain = measured()
+    found = find_symmetries(model, inputs())
+    found.apply(model, found.random_element(model, 3, 30.0))
+    *after, plain_after = measured()
+    assert after == pytest.approx(before, rel=1e-9)
+    assert abs(plain_after / plain - 1) > 0.1

@@ -27,6 +27,7 @@ from tests.symmetry.handmade import (
     Chunked,
     Copied,
     Core,
+    Differential,
     Fused,
     Grouped,
     Handed,
@@ -42,6 +43,7 @@ from tests.symmetry.handmade import (
     Written,
     attend,
     change,
+    finder,
     half,
     inputs,
     interleaved,
@@ -487,15 +489,7 @@ UNCLAIMED = {
 
 SITES = {**LAYOUTS, **CORES, **SUB_NORMS, **UNCLAIMED}
 each_site = pytest.mark.parametrize("name", SITES)
-_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
-
-
-def find(name: str) -> tuple[nn.Module, SymmetryMap]:
-    """The model of a site and its map, found once."""
-    if name not in _found:
-        model = Residual(SITES[name].module())
-        _found[name] = model, find_symmetries(model, inputs())
-    return _found[name]
+find = finder(SITES)
 
 
 def groups(found: SymmetryMap, kind: str) -> dict[str, int]:
@@ -669,30 +663,6 @@ def test_one_module_called_twice_is_one_site() -> None:
     part = Projected()
     found = find_symmetries(Residual(part, part), inputs())
     assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
-
-
-class Differential(nn.Module):
-    """The difference of two attentions to the same values, of which there are twice as many; each head normalised.
-
-    The values of a head are those of two halves of the key heads, side by side.
-    """
-
-    def __init__(self, key_heads: int) -> None:
-        super().__init__()
-        self.key_heads = key_heads
-        self.q, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
-        self.k, self.v = (nn.Linear(WIDTH, key_heads * HEAD) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = split(self.q(x), 4), split(self.k(x), self.key_heads), split(self.v(x), self.key_heads)
-        k = k.repeat_interleave(4 // self.key_heads, dim=1)
-        mixed = []
-        for half_ in v.chunk(2, dim=1):
-            values = half_.repeat(1, 2, 1, 1).repeat_interleave(4 // self.key_heads, dim=1)
-            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ values)
-        first, second = torch.cat(mixed, dim=-1).chunk(2, dim=1)
-        y = first - 0.3 * second
-        return self.o(joined(y / y.norm(dim=-1, keepdim=True)))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(("key_heads", "copies"), [(4, 2), (2, 1)])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.verify import verify
-from tests.symmetry.handmade import WIDTH, Act, Adapted, Chain, Experts, Latent, Mlp, Residual, inputs
+from tests.symmetry.handmade import WIDTH, Act, Adapted, Chain, Experts, Latent, Mlp, Residual, finder, inputs
 
 UNITS = 20
 ANY, POSITIVE = {"mlp GL(1)": UNITS}, {"mlp GL(1)+": UNITS}
@@ -154,15 +154,7 @@ CASES: dict[str, Case] = {
     "one map": Case(lambda: nn.Linear(WIDTH, WIDTH), {}),
 }
 each_case = pytest.mark.parametrize("name", CASES)
-_found: dict[str, tuple[nn.Module, SymmetryMap]] = {}
-
-
-def find(name: str) -> tuple[nn.Module, SymmetryMap]:
-    """The model of a case and its map, found once."""
-    if name not in _found:
-        model = Residual(CASES[name].module())
-        _found[name] = model, find_symmetries(model, inputs())
-    return _found[name]
+find = finder(CASES)
 
 
 def outside(found: SymmetryMap) -> dict[str, int]:
