@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.symmetry.fold import Fold, Mean
+from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.scales import Scale
@@ -145,14 +145,13 @@ def _describe(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]]) -> tuple[
         group = _POSITIVE if isinstance(symmetry, Scale) else symmetry.group
         return group.name, symmetry.copies, group.dim, slices
     if isinstance(symmetry, Fold):
-        views = symmetry.views if isinstance(symmetry, Mean) else symmetry.fixed
-        first = views[0]
-        dim = symmetry.dimension // first.count if isinstance(symmetry, Mean) else first.width * first.height
-        word = _FOLD_GROUPS.get(symmetry.kind, symmetry.kind)
-        factor = "centred" if isinstance(symmetry, Mean) else "fixed"
+        first, word = symmetry.moved[0], _FOLD_GROUPS.get(symmetry.kind, symmetry.kind)
+        factor, dim = ("fixed", first.width * first.height) if symmetry.fixed else (
+            "centred", symmetry.dimension // first.count
+        )  # fmt: skip
         if symmetry.dimension > first.count * dim:  # a norm whose bias folds with its gain
             word = "affine"
-        return f"{word}({dim})", first.count, dim, [_slice(v, factor, shapes[v.parameter]) for v in views]
+        return f"{word}({dim})", first.count, dim, [_slice(v, factor, shapes[v.parameter]) for v in symmetry.moved]
     return symmetry.kind, 1, symmetry.dimension, []
 
 

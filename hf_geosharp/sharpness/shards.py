@@ -24,6 +24,9 @@ from hf_geosharp.symmetry.parameters import Leaf
 _STORED = ("sharded_param", "_sharded_param_data")
 """What FSDP keeps of the rows of a parameter."""
 
+_REPLACED_BY = ("_setattr_on_modules", "reset_sharded_param")
+"""How it puts another parameter in place of one."""
+
 _PRECISION = ("_mp_policy", "mp_policy", "orig_dtype", "param_dtype", "reduce_dtype", "_orig_dtype", "_reduce_dtype")
 """Where FSDP2 keeps the precision it computes in: attributes of its units, their groups, and their parameters."""
 
@@ -181,6 +184,9 @@ class Shards:
 
         ``only`` names the parameters that may move, if not all do: the others stay in their dtype. The old parameters,
         with their gradients and all that refers to them, come back as they were.
+
+        Raises:
+            UnsupportedModelError: this version of torch keeps its rows in another way.
         """
         held = {
             id(p.sharded_param): p
@@ -193,7 +199,12 @@ class Shards:
             for name, p in self.parameters.items():
                 if p.dtype == dtype or not (only is None or name in only):
                     continue
-                owner = held[id(p)]
+                owner = held.get(id(p))
+                if owner is None or not all(hasattr(owner, n) for n in (*_STORED, *_REPLACED_BY)):
+                    raise UnsupportedModelError(
+                        f"{name} is sharded in {p.dtype}, the score needs {dtype}, and this torch keeps what "
+                        "is sharded in a way that cannot be widened: convert the model before fully_shard"
+                    )
                 before.append((owner, dict(vars(owner))))
                 owner._setattr_on_modules(nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad))
                 owner.reset_sharded_param()

@@ -30,6 +30,11 @@ class Fold(Symmetry):
     def fixed(self) -> tuple[View, ...]:
         """What is set to a constant and left out."""
 
+    @property
+    def moved(self) -> tuple[View, ...]:
+        """What the direction moves of its own: what is fixed, unless the representative fixes nothing."""
+        return self.fixed
+
     @abstractmethod
     def canonicalise(self, weights: Weights) -> None:
         """Moves ``weights`` to the representative, in place."""
@@ -175,6 +180,11 @@ class Mean(Fold):
     def fixed(self) -> tuple[View, ...]:
         """Nothing."""
         return ()
+
+    @property
+    def moved(self) -> tuple[View, ...]:
+        """The heads."""
+        return self.views
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
         """A standard normal number for each row."""

@@ -496,6 +496,25 @@ def test_what_is_sharded_in_another_precision_is_widened_and_comes_back(
     assert scores[0].pairs.count == whole.pairs.count
 
 
+@pytest.mark.filterwarnings("ignore:half-precision weights are scored", "ignore:the weights are held in")
+@pytest.mark.parametrize("copies", [None, 1])
+def test_tied_weights_in_half_precision_are_widened_as_one(world: None, copies: int | None) -> None:
+    whole = score(gpt2().bfloat16(), gpt2_batches(1), steps=2)
+    model = sharded(gpt2().bfloat16(), copies)
+    parameters, before = list(model.parameters()), state(model)
+    found = score(model, gpt2_batches(1), steps=2)
+    assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+    assert found.model == whole.model
+    assert all(p is q for p, q in zip(parameters, model.parameters(), strict=True))
+    assert same(before, state(model))
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_another_way_to_keep_what_is_sharded_is_refused(world: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_geosharp.sharpness.shards._REPLACED_BY", ("set_on_modules",))
+    refused(sharded(TinyAttention().to(torch.bfloat16)), r"q.weight is sharded in torch.bfloat16.*before fully_shard")
+
+
 @pytest.mark.filterwarnings("ignore:half-precision weights are scored")
 def test_what_is_sharded_in_half_precision_comes_back_after_an_error(world: None) -> None:
     model = sharded(bert().bfloat16())
