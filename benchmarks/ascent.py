@@ -18,6 +18,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ from ascent_zoo import DEMOS, KINDS, everything, sort, training_data
 from make_demos import take
 
 from hf_geosharp import demos
-from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import Climb
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart
 from hf_geosharp.sharpness.objective import Objective, Reach
+from hf_geosharp.sharpness.result import Passes
 from hf_geosharp.sharpness.settings import ASCENTS, Settings
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -69,8 +71,8 @@ def load(name: str, folder: Path) -> tuple[torch.nn.Module, dict[str, torch.Tens
 
 def measure(
     model: torch.nn.Module, batch: dict[str, torch.Tensor], metric: str, wanted: Sequence[tuple[float, str, str, int]]
-) -> Iterator[tuple[float, str, Climb]]:
-    """The climbs asked for as (rho, name, ascent, steps), each from the base point."""
+) -> Iterator[tuple[float, str, Climb, Passes]]:
+    """The climbs asked for as (rho, name, ascent, steps), each from the base point, whose passes count."""
     geometry = Settings(metric=metric).geometry
     symmetries = find_symmetries(model) if geometry.paired else SymmetryMap()
     with borrow(model) as borrowed:
@@ -82,14 +84,12 @@ def measure(
         owners = {n: id(leaf.members[0][0]) for n, leaf in borrowed.leaves.items()}
         chart.focus({n: reach.rows[k] for n, k in owners.items() if k in reach.rows})
         g = chart.pull()
-
-        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
-            chart.write(u)
-            value = objective.evaluate(gradient)
-            return value, chart.pull() if gradient else None
-
         for rho, name, ascent, steps in wanted:
-            yield rho, name, ASCENTS[ascent](chart.space, evaluate, rho, steps, given=(base, g.clone()))
+            objective.forwards = objective.backwards = 1
+            climb = ASCENTS[ascent](
+                chart.space, partial(loss_at, chart, objective), rho, steps, given=(base, g.clone())
+            )
+            yield rho, name, climb, Passes(objective.forwards, objective.backwards)
 
 
 def run(folder: Path, names: Sequence[str]) -> list[Row]:
@@ -111,10 +111,11 @@ def run(folder: Path, names: Sequence[str]) -> list[Row]:
             for metric, wanted in todo.items():
                 if not wanted:
                     continue
-                for rho, what, climb in measure(model, batch, metric, wanted):
+                for rho, what, climb, taken in measure(model, batch, metric, wanted):
                     rows.append(
                         {"model": name, "metric": metric, "rho": rho, "run": what, "base_loss": climb.base,
-                         "rise": climb.rise, "passes": climb.steps + 1, "stopped": climb.stopped,
+                         "rise": climb.rise, "forwards": taken.forwards, "backwards": taken.backwards,
+                         "passes": (taken.forwards + taken.backwards) / 2, "stopped": climb.stopped,
                          "history": [float(f"{h:.6g}") for h in climb.history]}
                     )  # fmt: skip
                     file.write(json.dumps(rows[-1]) + "\n")

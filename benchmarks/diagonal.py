@@ -23,6 +23,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.metrics import ORDERS, EuclideanFrame
-from hf_geosharp.geometry.space import Part, Space, Tangent
+from hf_geosharp.geometry.space import Part, Space, Tangent, Vector
+from hf_geosharp.sharpness.ascent import Wanted, is_wanted
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
@@ -205,9 +208,9 @@ class Ball:
             moved = self.products * product(self.metric, self.order, b)[0]
         return self.data.loss(moved) - self.data.loss(self.products)
 
-    def evaluate(self, point: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+    def evaluate(self, point: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
         """The loss and its gradient, as an ascent asks for it."""
-        b = point.pieces[0] / self.size
+        b = point.piece(0) / self.size
         if self.metric == "adaptive":
             (left, left_slope), (right, right_slope) = (entry(self.order, x) for x in b.chunk(2))
             change, slopes = left * right, torch.cat([left_slope * right, left * right_slope])
@@ -215,7 +218,7 @@ class Ball:
             change, slopes = product(self.metric, self.order, b)
         residual = self.data.x @ (self.products * change) - self.data.y
         value = float(residual.square().mean() / 2)
-        if not gradient:
+        if not is_wanted(gradient, value):
             return value, None
         back = self.products * (residual @ self.data.x / len(residual))
         back = torch.cat([back, back]) if self.metric == "adaptive" else back
@@ -306,12 +309,7 @@ def by_chart(net: Row, data: Data, metric: str, order: str, radii: Sequence[floa
         geometry = Geometry(metric, order)  # type: ignore[arg-type]
         chart = Chart(borrowed, symmetries(len(data.target)) if geometry.paired else SymmetryMap(), geometry)
         objective = Objective(model, {"x": data.x, "labels": data.y})
-
-        def evaluate(point: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
-            chart.write(point)
-            value = objective.evaluate(gradient)
-            return value, chart.pull() if gradient else None
-
+        evaluate = partial(loss_at, chart, objective)
         base, slope = evaluate(chart.space.zeros(), True)
         assert slope is not None
         start, given = None, (base, slope)

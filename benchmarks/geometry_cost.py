@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from benchmarks import subjects
 from benchmarks.clock import spread, wait
 from benchmarks.subjects import Batch, Subject
 from hf_geosharp.geometry.metrics import Order
-from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.sharpness.ascent import Wanted, is_wanted
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.estimate import estimate
@@ -89,22 +91,38 @@ CASES = (
 )
 
 
-class Stopwatch:
-    """An objective that keeps the seconds of each of its passes."""
+class Stopwatch(Objective):
+    """An objective that keeps the seconds of each of its passes.
 
-    def __init__(self, objective: Objective, device: str = "cpu") -> None:
-        self.objective, self.device = objective, device
+    What an ascent does when it is asked whether it wants the gradient is not among them.
+    """
+
+    def __init__(self, model: nn.Module, batch: Batch, device: str = "cpu") -> None:
+        super().__init__(model, batch)
+        self.device = device
         self.seconds: list[float] = []
         self.both: list[float] = []
         """Of those that were forward and backward."""
 
-    def evaluate(self, gradient: bool) -> float:
+    def evaluate(self, gradient: Wanted) -> float:
+        thinking = 0.0
+        before = self.backwards
+
+        def asked(loss: float) -> bool:
+            nonlocal thinking
+            wait(self.device)
+            start = time.perf_counter()
+            wanted = is_wanted(gradient, loss)
+            wait(self.device)
+            thinking = time.perf_counter() - start
+            return wanted
+
         wait(self.device)
         start = time.perf_counter()
-        value = self.objective.evaluate(gradient)
+        value = super().evaluate(asked if gradient else False)
         wait(self.device)
-        self.seconds.append(time.perf_counter() - start)
-        if gradient:
+        self.seconds.append(time.perf_counter() - start - thinking)
+        if self.backwards > before:
             self.both.append(self.seconds[-1])
         return value
 
@@ -122,13 +140,7 @@ class Timed:
 
 def ascend(chart: Chart, model: nn.Module, batch: Batch, ascent: str, steps: int, device: str = "cpu") -> Timed:
     """One ascent as a score takes it, from the loss at the model's own weights on."""
-    watch = Stopwatch(Objective(model, batch), device)
-
-    def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
-        chart.write(u)
-        value = watch.evaluate(gradient)
-        return value, chart.pull() if gradient else None
-
+    watch = Stopwatch(model, batch, device)
     names = {id(p): n for n, p in model.named_parameters()}
     wait(device)
     start = time.perf_counter()
@@ -136,12 +148,13 @@ def ascend(chart: Chart, model: nn.Module, batch: Batch, ascent: str, steps: int
     with Reach(model) as reach:
         base = watch.evaluate(True)
     chart.focus({names[key]: rows for key, rows in reach.rows.items()})
-    climb = ASCENTS[ascent](chart.space, evaluate, RHO, steps, given=(base, chart.pull()))
+    climb = ASCENTS[ascent](chart.space, partial(loss_at, chart, watch), RHO, steps, given=(base, chart.pull()))
     wait(device)
     total = time.perf_counter() - start
     # The first pass warms up.
     one_pass = statistics.median(watch.both[1:] or watch.both)
-    return Timed(one_pass, (total - sum(watch.seconds)) / len(watch.seconds), total, climb.steps, climb.rise)
+    passes = (watch.forwards + watch.backwards) / 2
+    return Timed(one_pass, (total - sum(watch.seconds)) / passes, total, climb.steps, climb.rise)
 
 
 def timed(

@@ -26,8 +26,8 @@ class Tangent:
 
     pieces: tuple[Tensor, ...]
 
-    def piece(self, part: int) -> Tensor:
-        """Its coordinates in one part."""
+    def piece(self, part: int, out: Tensor | None = None) -> Tensor:
+        """Its coordinates in one part; ``out`` is memory for vectors that have to be worked out."""
         return self.pieces[part]
 
     def chunk(self, part: int, where: slice) -> Tensor:
@@ -91,25 +91,31 @@ class Part:
         return tuple(out)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recipe:
     """factor · Σ coefficient · vector, the same to the last bit each time it is worked out.
 
     It stands for a tangent vector that is not kept: whoever needs its coordinates gets those of one part at a time.
+    Once it has been kept after all (:meth:`Space.keep`), ``kept`` is that vector, and what made it is forgotten.
     """
 
     terms: tuple[tuple[Tangent, float], ...]
     factor: float = 1.0
+    kept: Tangent | None = None
 
-    def piece(self, part: int) -> Tensor:
-        """Its coordinates in one part, in memory of their own."""
-        out = torch.empty_like(self.terms[0][0].pieces[part])
+    def piece(self, part: int, out: Tensor | None = None) -> Tensor:
+        """Its coordinates in one part, to be read only; in ``out`` if they have to be worked out."""
+        if self.kept is not None:
+            return self.kept.pieces[part]
+        out = torch.empty_like(self.terms[0][0].pieces[part]) if out is None else out
         for where in _chunks(out.numel()):
             self.put(part, where, out[where])
         return out
 
     def chunk(self, part: int, where: slice) -> Tensor:
-        """Some of its coordinates in one part, in memory of their own."""
+        """Some of its coordinates in one part, to be read only."""
+        if self.kept is not None:
+            return self.kept.chunk(part, where)
         return self.put(part, where, torch.empty_like(self.terms[0][0].pieces[part][where]))
 
     def put(self, part: int, where: slice, out: Tensor) -> Tensor:
@@ -219,6 +225,12 @@ class Space:
     def combine(self, out: Tangent, *terms: tuple[Tangent, float]) -> Tangent:
         """out <- Σ coefficient · vector; ``out`` is none of the vectors but possibly the first."""
         self.sweep((Sum.of(out, *terms),))
+        return out
+
+    def keep(self, recipe: Recipe, out: Tangent) -> Tangent:
+        """Works out in ``out``, which may be its first vector, what the recipe stands for, from now on as that."""
+        self.sweep((Sum(out, recipe),))
+        recipe.terms, recipe.factor, recipe.kept = (), 1.0, out
         return out
 
     def share(self, u: Tangent) -> dict[str, float]:

@@ -22,11 +22,19 @@ IMPROVING = 0.75
 NOISE = 10.0
 """A slope that raises the loss by less than this many roundings of it inside the ball is rounding itself."""
 
-Evaluate = Callable[[Vector, bool], tuple[float, Tangent | None]]
-"""(u, wants gradient) -> loss at γ_u(1), and its horizontal gradient in u if wanted."""
+Wanted = bool | Callable[[float], bool]
+"""Whether a gradient is wanted, or what is asked that, once, when the loss is known: many points need none."""
+
+Evaluate = Callable[[Vector, Wanted], tuple[float, Tangent | None]]
+"""(u, gradient wanted) -> loss at γ_u(1), and its horizontal gradient in u if wanted."""
 
 Report = Callable[[int, float], None]
 """Called after each step with its number and the best rise so far."""
+
+
+def is_wanted(gradient: Wanted, loss: float) -> bool:
+    """The answer, where this is the loss."""
+    return gradient(loss) if callable(gradient) else gradient
 
 
 class NotFiniteError(ValueError):
@@ -122,52 +130,53 @@ def auto_pgd(
     if (stationary and start is None) or slope <= NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)):
         # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
         g.mul_(0.0)
-    walk = _Walk(space, x, rho)
-    best_g, best_loss = g, loss
-    history = [best_loss - base]
+    walk = _Walk(space, x, rho, loss, g)
+    history = [loss - base]
     marks = checkpoints(steps)
     eta, last_mark, improved = 2.0 * rho, 0, 0
-    eta_at_mark, best_at_mark = eta, best_loss
+    eta_at_mark, best_at_mark = eta, loss
     finite = True
     for k in range(1, steps + 1):
         walk.step(g, eta, generator)
         del g
-        new_loss, g = evaluate(walk.x, k < steps)
+        new_loss, g = evaluate(walk.x, walk.sees if k < steps else False)
+        walk.sees(new_loss)
+        if walk.best is walk.x:
+            walk.best_g = g
         good = math.isfinite(new_loss)
         finite = finite and good
         improved += good and new_loss > loss
         loss = new_loss if good else -math.inf
-        if good and new_loss > best_loss:
-            best_loss = new_loss
-            walk.keep()
-            if g is not None:
-                best_g = g
-        history.append(best_loss - base)
+        history.append(walk.best_loss - base)
         if report is not None:
-            report(k, best_loss - base)
+            report(k, history[-1])
         if k == steps:
             break
         assert g is not None
         if k in marks or not good:
             few = improved < IMPROVING * (k - last_mark)
-            stuck = eta == eta_at_mark and best_loss == best_at_mark
-            eta_at_mark, best_at_mark = eta, best_loss
+            stuck = eta == eta_at_mark and walk.best_loss == best_at_mark
+            eta_at_mark, best_at_mark = eta, walk.best_loss
             last_mark, improved = k, 0
             if few or stuck or not good:
                 eta /= 2
                 walk.restart()
-                g, loss = best_g, best_loss
-    return Climb(walk.best, best_loss - base, base, tuple(history), finite)
+                g, loss = walk.best_g, walk.best_loss
+                assert g is not None
+    return Climb(walk.best, walk.best_loss - base, base, tuple(history), finite)
 
 
 class _Walk:
     """The point, the one before and the best one, in three buffers that change places instead of being copied.
 
-    The inner products of ``x`` and ``old`` are kept up to date by the same linear combinations as the vectors.
+    The best one has its loss and, once that is known, its gradient. The inner products of ``x`` and ``old`` are kept
+    up to date by the same linear combinations as the vectors.
     """
 
-    def __init__(self, space: Space, x: Tangent, rho: float) -> None:
+    def __init__(self, space: Space, x: Tangent, rho: float, loss: float, g: Tangent) -> None:
         self.space, self.rho = space, rho
+        self.best_loss = loss
+        self.best_g: Tangent | None = g
         self.x = self.old = self.best = x
         # A hair inside, so that rounding does not leave the ball.
         self.inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
@@ -176,10 +185,16 @@ class _Walk:
         self.momentum = 1.0
         self.restart()
 
-    def keep(self) -> None:
-        """The point is the best so far."""
-        self._release(self.best)
-        self.best, self.best_square = self.x, self.xx
+    def sees(self, loss: float) -> bool:
+        """Notes whether the point is the best so far; its gradient is wanted in any case.
+
+        The gradient at the best one before is let go of, before there is another.
+        """
+        if math.isfinite(loss) and loss > self.best_loss:
+            self._release(self.best)
+            self.best, self.best_square = self.x, self.xx
+            self.best_loss, self.best_g = loss, None
+        return True
 
     def restart(self) -> None:
         """Back to the best point, without momentum."""

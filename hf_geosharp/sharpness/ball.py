@@ -11,7 +11,7 @@ from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent, Vector
 from hf_geosharp.parallel import World
-from hf_geosharp.sharpness.ascent import Climb, Report, average
+from hf_geosharp.sharpness.ascent import Climb, Report, Wanted, average, is_wanted
 from hf_geosharp.sharpness.chart import Chart
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Profile
@@ -20,6 +20,24 @@ from hf_geosharp.sharpness.settings import ASCENTS, Settings
 
 PROFILE_POINTS = 11
 """How many points of the way to the worst perturbation a profile has, both ends included."""
+
+
+def loss_at(chart: Chart, objective: Objective, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
+    """The loss at γ_u(1), and its horizontal gradient in u if that is wanted.
+
+    Raises:
+        ArithmeticError: a geodesic that is integrated does not get there.
+    """
+    chart.write(u)
+    wanted = False
+
+    def asked(loss: float) -> bool:
+        nonlocal wanted
+        wanted = is_wanted(gradient, loss)
+        return wanted
+
+    value = objective.evaluate(asked if gradient else False)
+    return value, chart.pull() if wanted else None
 
 
 class Ball:
@@ -63,13 +81,12 @@ class Ball:
 
     # ------------------------------------------------------------------------------------------------- the objective
 
-    def _evaluate(self, u: Vector, gradient: bool) -> tuple[float, Tangent | None]:
+    def _evaluate(self, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
         try:
-            self.chart.write(u)
+            value, g = loss_at(self.chart, self.objective, u, gradient)
         except ArithmeticError as error:
             raise UsageError(f"batch {self.number}, radii {self.settings.radii}: {error}") from None
-        value = self.objective.evaluate(gradient)
-        return value, self._pull() if gradient else None
+        return value, g if g is None or self._part is None else self._part.project_(g)
 
     def _pull(self) -> Tangent:
         """The gradient of the loss whose gradients the parameters hold."""

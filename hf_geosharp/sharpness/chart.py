@@ -27,11 +27,15 @@ from hf_geosharp.geometry.metrics import (
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.loose import Bundle, Loose, bundled, free_entries, lies_in
+from hf_geosharp.sharpness.memory import give_back
 from hf_geosharp.sharpness.stacks import Bound, Stack, device_of, stacked
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Leaf
 from hf_geosharp.symmetry.views import View, shape_of
+
+_LARGE = 1 << 23
+"""Coordinates from which on memory that is free has to be free for others, too; before, it is not worth the time."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,7 @@ class Chart:
             self._wide.clear()
         self.space = self._space_of(parts)
         self._whole = (self.space, self._loose)
+        self._workspaces: dict[tuple[torch.device, int], Tensor] = {}
         self._ends: Sequence[EndPoint | None] | None = None
         """The way back from the point of the space that the model holds."""
         self._again: dict[int, Recipe] = {}
@@ -298,13 +303,16 @@ class Chart:
         """
         self._again, self._ends, ends = {}, None, []
         for i, part in enumerate(self.space.parts):
-            piece = u.piece(i)
             if i < len(self._stacks):
-                end = part.frame.geodesic(part.split(piece), order or part.order)
+                piece = u.piece(i, self._workspace(part, 1))
+                place = part.split(self._workspace(part, 0))
+                end = part.frame.geodesic(part.split(piece), order or part.order, place)
                 self._bound[i].write([x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._stacks)]
                 target = item.window() if isinstance(item, Loose) else None
+                # Where all is entry by entry, the velocity may lie where the end point comes.
+                piece = u.piece(i, None if target is None else target.view(-1))
                 out = None if target is None else (target,)
                 end = part.frame.geodesic(part.split(piece), order or part.order, out)
                 if target is None:
@@ -331,10 +339,7 @@ class Chart:
         self._release(n for n in self._borrowed.leaves if n not in last)
         pieces = []
         for i, (part, bound) in enumerate(zip(self.space.parts, self._bound, strict=False)):
-            covector = [
-                torch.empty(s, dtype=self._complex if part.complex else self.space.dtype, device=self.space.place(part))
-                for s in part.shapes
-            ]
+            covector = part.storage(self._workspace(part, 0))
             bound.read(gradients, covector)
             # What is read for the last time goes before the result comes.
             done = [n for n in self._stacks[i].parameters if last[n] == i]
@@ -344,6 +349,8 @@ class Chart:
             piece = torch.empty(part.numel, dtype=self.space.dtype, device=self.space.place(part))
             self._pullback(i, tuple(x.mT for x in covector), part.split(piece))
             pieces.append(piece)
+        if self.space.size > _LARGE:
+            give_back()
         return Tangent((*pieces, *loose))
 
     def _pullback(self, i: int, covector: Tensors, out: Tensors) -> Tensors:
@@ -353,21 +360,30 @@ class Chart:
         assert end is not None, "focus comes before pull"
         if i not in self._again:
             return end.pullback(covector, out=out)
-        end.velocity = part.split(self._again[i].piece(i))
+        memory = self._workspace(part, 1) if i < len(self._stacks) else None
+        end.velocity = part.split(self._again[i].piece(i, memory))
         try:
             return end.pullback(covector, out=out)
         finally:
             end.velocity = ()
+
+    def _workspace(self, part: Part, which: int) -> Tensor:
+        """Memory for the coordinates of a part of pairs while it is worked on; one of two that all of them share.
+
+        They stay: what comes and goes at every step, in many sizes, leaves gaps in the memory of a process.
+        """
+        place = self.space.place(part)
+        key = place, which
+        if key not in self._workspaces:
+            most = max(p.numel for p in self._whole[0].parts[: len(self._stacks)] if self.space.place(p) == place)
+            self._workspaces[key] = torch.empty(most, dtype=self.space.dtype, device=place)
+        return self._workspaces[key][: part.numel]
 
     def _release(self, names: Iterable[str]) -> None:
         """Takes the gradients of these away from their parameters."""
         for name in names:
             for p, _ in self._borrowed.leaves[name].members:
                 p.grad = None
-
-    @property
-    def _complex(self) -> torch.dtype:
-        return torch.promote_types(self.space.dtype, torch.complex64)
 
     def share(self, u: Tangent) -> dict[str, float]:
         """Pair site or parameter -> its share of ‖u‖²."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +23,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device or the machine had no memory left; what CPU and MPS raise is told by its text only."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(t in text for t in _TEXTS))
+
+
+def give_back() -> None:
+    """Lets the C library return what lies free between other things to the system, where it can (glibc).
+
+    It keeps pieces below 32 MiB, and what comes next may be of other sizes: a process then holds what nobody uses.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 class MicroBatch:

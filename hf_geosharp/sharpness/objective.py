@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.randomness import same_random_numbers
+from hf_geosharp.sharpness.ascent import Wanted, is_wanted
 from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
 from hf_geosharp.sharpness.parts import SETTLED, Batch, Weight, by_each_reading, proved_reading, rows, samples, uncut
 from hf_geosharp.sharpness.shards import Shards
@@ -177,62 +177,93 @@ class Objective:
             if weight := self._weight(piece):
                 yield piece, weight / self._total
 
-    def evaluate(self, gradient: bool) -> float:
+    def evaluate(self, gradient: Wanted) -> float:
         """The loss; with ``gradient`` the parameters' ``.grad`` hold its gradient afterwards (fresh, not added).
+
+        Where it is asked for the gradient once the loss is known, and does not want it, there is no backward pass; but
+        for micro-batches, which have theirs as they come.
 
         Raises:
             ModelError: the model returns no loss, or one that does not depend on its parameters; out of memory, if need
                 be with a single sample at a time.
         """
-        while True:
-            try:
-                value = self._own_part(gradient)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if self._shards is not None:
-                    # Where a rank fails the others fail for want of it.
-                    self._world.poll(now=True)
-                if not is_out_of_memory(error):
-                    raise
-                if not self._micro.adapts:
-                    raise ModelError(
-                        f"out of memory with {self._micro.size(self._samples)} samples at a time. A micro-batch that "
-                        "is smaller, or 'auto', and gradient checkpointing leave the score as it is; a smaller batch "
-                        "size changes it, for one batch is one ball"
-                    ) from error
-            self._refuse_parts("be halved where memory has run out: use fewer samples a batch")
-            # Out here, where the error no longer holds on to what the pass had computed.
-            self._clear()
-            self._micro.halve(self._samples)
+        losses: list[float] = []
+        graphs: list[Tensor] = []
+        forward = partial(self._own_part, bool(gradient), losses, graphs)
+        while not self._fits(forward):
+            pass
+        # fsum cannot add what is not finite.
+        value = math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses)
         if self._world.size > 1:
             value = self._world.sum(value)
-            if gradient and self._shards is None:
-                self._world.add_(self._gradients())
+        wanted = is_wanted(gradient, value)
         self.forwards += 1
-        self.backwards += gradient
+        self.backwards += wanted or (bool(gradient) and not graphs)
+        if wanted:
+            # Where memory runs out here, the loss stands.
+            while graphs and not self._fits(graphs.pop().backward):
+                while not self._fits(forward):
+                    pass
+        elif gradient:
+            self._clear()
+        if self._shards is not None:
+            # A forward pass that no backward one follows leaves more to be forgotten.
+            (self._shards.reset if graphs else self._shards.settle)()
+        if wanted and self._world.size > 1 and self._shards is None:
+            self._world.add_(self._gradients())
         return value
 
-    def _own_part(self, gradient: bool) -> float:
-        """This rank's part of the loss, and of its gradient."""
-        parts = []
+    def _own_part(self, gradient: bool, losses: list[float], graphs: list[Tensor]) -> None:
+        """The losses of this rank's pieces, and their gradients.
+
+        But of a single piece only what its backward pass starts from, in ``graphs``: it can wait.
+        """
+        losses.clear()
+        graphs.clear()
         # A model that draws random numbers draws the same at every point; the user's states come back with the model.
         same_random_numbers()
         if gradient:
             self._clear()
+        pieces = [*self._pieces(), *self._idle]
         # Gradients of a sharded model come out as means over the ranks.
         ranks = 1 if self._shards is None else self._shards.size * self._shards.copies
         with torch.set_grad_enabled(gradient):
-            for piece, share in itertools.chain(self._pieces(), self._idle):
+            for piece, share in pieces:
                 loss = self.loss(call(self.model, piece), piece).mean()
-                if gradient:
-                    if not loss.requires_grad:
-                        raise ModelError("the loss does not depend on the model's parameters; is it detached?")
-                    (loss * (share * ranks)).backward()
-                parts.append(float(loss.detach()) * share)
-        if self._shards is not None:
-            self._shards.settle()
-        # fsum cannot add what is not finite.
-        return math.fsum(parts) if all(map(math.isfinite, parts)) else sum(parts)
+                losses.append(float(loss.detach()) * share)
+                if not gradient:
+                    continue
+                if not loss.requires_grad:
+                    raise ModelError("the loss does not depend on the model's parameters; is it detached?")
+                scaled = loss * (share * ranks)
+                if len(pieces) == 1:
+                    graphs.append(scaled)
+                else:
+                    scaled.backward()
+
+    def _fits(self, run: Callable[[], None]) -> bool:
+        """Runs it; False where memory ran out, and there are smaller micro-batches from now on."""
+        try:
+            run()
+            return True
+        except (RuntimeError, MemoryError) as error:
+            if self._shards is not None:
+                # Where a rank fails the others fail for want of it.
+                self._world.poll(now=True)
+            if not is_out_of_memory(error):
+                raise
+            if not self._micro.adapts:
+                raise ModelError(
+                    f"out of memory with {self._micro.size(self._samples)} samples at a time. A micro-batch that "
+                    "is smaller, or 'auto', and gradient checkpointing leave the score as it is; a smaller batch "
+                    "size changes it, for one batch is one ball"
+                ) from error
+        self._refuse_parts("be halved where memory has run out: use fewer samples a batch")
+        # Out here, where neither the error nor its cause holds on to what the pass had computed.
+        del run
+        self._clear()
+        self._micro.halve(self._samples)
+        return False
 
     def _clear(self) -> None:
         for p in self.model.parameters():

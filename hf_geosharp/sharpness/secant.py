@@ -12,9 +12,11 @@ from overshooting: where a point turns out lower it is raised until m would have
 keeps its word. As σ falls the maximum may leap across the ball, to where nothing is known; so no step is much longer
 than the last one that raised the loss, or as long as one that did not.
 
-A step is one forward and one backward pass; the climb ends when it has :func:`settled`. It holds four tangent vectors
-(c, g, the last step and the change of the gradient over it) beside the point that is evaluated. In a large space that
-one is not kept: whoever evaluates it gets what it is made of, and it is made once more if it turns out to be wanted.
+A step is one forward pass and, where it raises the loss, one backward pass; the climb ends when it has
+:func:`settled`. It holds four tangent vectors (c, g, the last step and the change of the gradient over it) beside the
+point that is evaluated. In a large space that one is not kept: whoever evaluates it gets what it is made of. Once its
+loss is known to be higher it takes the place of the last step, of which nothing is needed any more, before there is
+another gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from hf_geosharp.geometry.space import Space, Sum, Tangent, Vector
+from hf_geosharp.geometry.space import Recipe, Space, Sum, Tangent, Vector
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 from hf_geosharp.sharpness.trust_region import Array, Quadratic
 
@@ -78,7 +80,7 @@ def secant(
 ) -> Climb:
     """The largest loss found with ‖u‖ <= rho, by at most ``steps`` + 1 evaluations.
 
-    All have a gradient but the last one, if it is the one that the steps allow.
+    Those have a gradient that are better than all before, and the first one; not the last one that the steps allow.
 
     Args:
         space: where to climb.
@@ -120,7 +122,7 @@ def secant(
         point = None if settled(counted, promise, walk.noise) else walk.next(promise, generator)
         if point is None:
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
-        good = walk.take(*evaluate(point, k < steps))
+        good = walk.take(*evaluate(point, walk.wants if k < steps else False))
         del point
         history.append(walk.loss - base)
         if good:
@@ -224,6 +226,21 @@ class _Walk:
         self._square = self.space.dot(point, point)
         return self._proposed
 
+    def wants(self, loss: float) -> bool:
+        """Whether the gradient at the proposed point is wanted, which then is made of what it takes the place of."""
+        if not math.isfinite(loss) or (loss <= self.loss and self._last is not None):
+            return False
+        self._point()
+        return True
+
+    def _point(self) -> Tangent:
+        """The proposed point; from then on nothing is known of the last step, whose memory it may have."""
+        proposed, last, self._last, self._model = self._proposed, self._last, None, None
+        assert proposed is not None
+        if isinstance(proposed, Recipe):
+            proposed = proposed.kept or self.space.keep(proposed, self.space.empty() if last is None else last.s)
+        return proposed
+
     def take(self, loss: float, g: Tangent | None) -> bool:
         """Goes to the proposed point if it is better, and learns from it; False if nothing finite is known of it."""
         slope = 0.0 if g is None or not math.isfinite(loss) else self.space.dot(g, g)
@@ -247,41 +264,30 @@ class _Walk:
             self._sigma = max(self._sigma, exact)
             self._longest = SHRINK * self._length
             if self._last is None and g is not None:
-                other, made = self._again(None)
-                self._learn(made, self.g, other, g, rise)
+                other, self._proposed = self._point(), None
+                self._learn(self.g, other, g, rise)
         return True
 
     def _go(self, loss: float, g: Tangent | None) -> None:
         """The proposed point, with gradient g, is the best one now."""
-        point, made = self._again(None if self._last is None else self._last.s)
+        point, self._proposed = self._point(), None
         left, fall = self.u, self.loss - loss
         self.u, self.loss = point, loss
-        if g is None:
-            self.space.sweep(made)
-        else:
+        if g is not None:
             # What was left, and the gradient there, turn into the step.
-            self._learn(made, g, left, self.g, fall)
+            self._learn(g, left, self.g, fall)
             self.g = g
 
-    def _again(self, out: Tangent | None) -> tuple[Tangent, tuple[Sum, ...]]:
-        """The point that was proposed last, and how it is made once more if it has to be, in the memory of ``out``."""
-        proposed, self._proposed = self._proposed, None
-        assert proposed is not None
-        if isinstance(proposed, Tangent):
-            return proposed, ()
-        point = self.space.empty() if out is None else out
-        return point, (Sum(point, proposed),)
-
-    def _learn(self, made: tuple[Sum, ...], g: Tangent, other: Tangent, gradient: Tangent, rise: float) -> None:
+    def _learn(self, g: Tangent, other: Tangent, gradient: Tangent, rise: float) -> None:
         """Keeps the step from the best point, with gradient g, to another one that is higher by ``rise``.
 
-        It takes the memory of that point and its gradient. ``made`` is what has to be worked out before.
+        It takes the memory of that point and its gradient.
         """
         self._last = _Step(other, gradient, rise)
-        steps = (Sum.of(a, (a, 1.0), (b, -1.0)) for a, b in ((other, self.u), (gradient, g)))
-        self._model = self._modelled((*made, *steps), (self.u, g, other, gradient))
+        steps = [Sum.of(a, (a, 1.0), (b, -1.0)) for a, b in ((other, self.u), (gradient, g))]
+        self._model = self._modelled(steps, (self.u, g, other, gradient))
 
-    def _modelled(self, sums: tuple[Sum, ...], vectors: tuple[Tangent, ...]) -> Quadratic:
+    def _modelled(self, sums: Sequence[Sum], vectors: tuple[Tangent, ...]) -> Quadratic:
         """What is known once these sums are worked out."""
         gram = np.zeros((len(vectors), len(vectors)))
         places = [(i, j) for j in range(len(vectors)) for i in range(j + 1) if i < j or i > 1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.views import Window, read, shape_of, windows
 
-_LARGEST = 1 << 22
+_LARGEST = 1 << 20
 """Entries of a stack, if it has several."""
 
 

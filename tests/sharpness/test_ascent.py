@@ -11,8 +11,8 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from hf_geosharp.geometry.metrics import EuclideanFrame
-from hf_geosharp.geometry.space import Part, Space, Tangent
-from hf_geosharp.sharpness.ascent import Climb, auto_pgd, average, checkpoints
+from hf_geosharp.geometry.space import Part, Space, Tangent, Vector
+from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, average, checkpoints, is_wanted
 
 
 def plain_space(*sizes: int, dtype: torch.dtype = torch.float64) -> Space:
@@ -32,12 +32,13 @@ class Counted:
         self.points: list[Tensor] = []
         self.wanted: list[bool] = []
 
-    def __call__(self, u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
+    def __call__(self, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
+        assert isinstance(u, Tangent)
         self.points.append(u.flat())
-        self.wanted.append(gradient)
-        x = u.flat().requires_grad_(gradient)
+        x = u.flat().requires_grad_(bool(gradient))
         value = self.f(x)
-        if not gradient:
+        self.wanted.append(is_wanted(gradient, float(value.detach())))
+        if not self.wanted[-1]:
             return float(value.detach()), None
         return float(value.detach()), like(u, torch.autograd.grad(value, x)[0])
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry.space import Recipe, Tangent, Vector
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
@@ -64,16 +65,64 @@ def test_between_point_and_gradient_nothing_of_a_recipe_is_kept() -> None:
         made: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
         class Watched(Recipe):
-            def piece(self, part: int) -> Tensor:
-                out = super().piece(part)
-                made.add(out.untyped_storage())
-                return out
+            def piece(self, part: int, out: Tensor | None = None) -> Tensor:
+                piece = super().piece(part, out)
+                made.add(piece.untyped_storage())
+                return piece
+
+        def left() -> set[int]:
+            """What there is beside the weights, and the memory that all parts share."""
+            shared = [*chart._workspaces.values(), *(leaf.tensor for leaf in chart.leaves.values())]
+            return {s.data_ptr() for s in made} - {x.untyped_storage().data_ptr() for x in shared}
 
         chart.write(Watched(there(chart)[0].terms, 0.01))
-        assert not made
+        assert not left()
+        assert len(chart._workspaces) == 2
+        assert max(x.numel() for x in chart._workspaces.values()) < chart.space.size / 2
         Objective(model, batch_of("llama")).evaluate(True)
         chart.pull()
-        assert not made
+        assert not left()
+
+
+def test_a_recipe_that_is_kept_between_point_and_gradient_gives_the_same_gradient() -> None:
+    """Its first vector may become the point, and the others something else."""
+    model = build("llama")
+    with borrow(model) as borrowed:
+        chart = Chart(borrowed, find_symmetries(model, batch_of("llama")), Geometry("inv", "second"))
+        objective = Objective(model, batch_of("llama"))
+        recipe, point = there(chart)
+        _, expected = gradient_at(chart, objective, recipe)
+        chart.write(recipe)
+        objective.evaluate(True)
+        first, second = (vector for vector, _ in recipe.terms)
+        assert chart.space.keep(recipe, first) is recipe.kept is first
+        second.mul_(0.0)
+        found = chart.pull()
+    assert torch.equal(first.flat(), point.flat())
+    assert torch.equal(found.flat(), expected.flat())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_whether_a_gradient_is_wanted_is_asked_once_when_the_loss_is_known(wanted: bool) -> None:
+    model = build("llama")
+    with borrow(model) as borrowed:
+        chart = Chart(borrowed, find_symmetries(model, batch_of("llama")), Geometry("inv", "second"))
+        objective = Objective(model, batch_of("llama"))
+        point = there(chart)[1]
+        expected = gradient_at(chart, objective, point)
+        heard: list[float] = []
+
+        def answer(loss: float) -> bool:
+            heard.append(loss)
+            assert all(p.grad is None for p in model.parameters())
+            return wanted
+
+        loss, g = loss_at(chart, objective, point, answer)
+        assert heard == [loss] == [expected[0]]
+        assert (g is not None) == wanted
+        assert g is None or torch.equal(g.flat(), expected[1].flat())
+        assert (objective.forwards, objective.backwards) == (2, 1 + wanted)
+        assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])

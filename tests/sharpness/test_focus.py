@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import auto_pgd
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective, Reach
@@ -39,14 +42,8 @@ def climb(name: str, seeds: list[int], with_focus: bool) -> tuple[list[float], l
         chart = Chart(borrowed, find_symmetries(model, batch_of(name)), Geometry("inv", "second"))
         for seed in seeds:
             objective = Objective(model, batch_of(name, seed=seed))
-
-            def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
-                chart.write(u)
-                value = objective.evaluate(gradient)  # noqa: B023
-                return value, chart.pull() if gradient else None
-
             given = focused(chart, borrowed, objective) if with_focus else None
-            found = auto_pgd(chart.space, evaluate, 0.1, 6, given=given)
+            found = auto_pgd(chart.space, partial(loss_at, chart, objective), 0.1, 6, given=given)
             rises.append(found.rise)
             sizes.append(chart.space.size)
         chart.widen()

@@ -7,8 +7,9 @@ a tangent vector at the weights as they are stored, with projection and geodesic
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from hf_geosharp.geometry.metrics import PAIR_METRICS, Order
 from hf_geosharp.geometry.space import Part, Space, Tangent
-from hf_geosharp.sharpness.ascent import Climb, auto_pgd
+from hf_geosharp.sharpness.ascent import Climb, Evaluate, auto_pgd
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
@@ -33,17 +35,11 @@ Batch = dict[str, Tensor]
 @contextmanager
 def charted(
     model: nn.Module, symmetries: SymmetryMap, geometry: Geometry, batch: Batch
-) -> Iterator[tuple[Chart, Callable[[Tangent, bool], tuple[float, Tangent | None]]]]:
+) -> Iterator[tuple[Chart, Evaluate]]:
     with borrow(model) as borrowed:
         chart = Chart(borrowed, symmetries, geometry)
         objective = Objective(model, batch)
-
-        def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
-            chart.write(u)
-            value = objective.evaluate(gradient)
-            return value, chart.pull() if gradient else None
-
-        yield chart, evaluate
+        yield chart, partial(loss_at, chart, objective)
 
 
 def climb(

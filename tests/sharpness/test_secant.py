@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
-from hf_geosharp.sharpness.ascent import Climb, auto_pgd
+from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, is_wanted
 from hf_geosharp.sharpness.secant import GROW, SHRINK, SURE, TOLERANCE, _Walk, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
@@ -136,6 +136,19 @@ def test_it_takes_at_most_one_evaluation_a_step_and_needs_no_gradient_of_the_las
     assert climb.stopped == "budget"
 
 
+@pytest.mark.parametrize("f", [exploding, saturating, oscillating])
+def test_once_something_is_known_of_a_step_only_better_points_have_a_gradient(f: Callable[[Tensor], Tensor]) -> None:
+    evaluate = Counted(f)
+    climb = secant(plain_space(6), evaluate, 1.0, 20)
+    values = [float(f(u)) for u in evaluate.points]
+    best = [value > max(values[:i], default=-math.inf) for i, value in enumerate(values)]
+    # Of the first step something is learnt in any case; the last one that the steps allow needs no gradient.
+    best[1] = True
+    if climb.stopped == "budget":
+        best[-1] = False
+    assert evaluate.wanted == best
+
+
 def test_what_is_given_is_not_evaluated_again() -> None:
     h, g = quadratic(3, 8)
     evaluate = Counted(lambda u: g @ u + 0.5 * u @ h @ u)
@@ -224,6 +237,37 @@ def test_in_a_large_space_points_are_not_kept_and_the_climb_is_the_same_to_the_l
     # The four vectors of the climb, and the gradient of the point under evaluation.
     assert len(counts) > 8
     assert max(counts) <= 5
+
+
+def test_in_a_large_space_a_better_point_takes_the_place_of_the_last_step_before_it_has_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gradient is as large as the model: beside it are the best point, the gradient there, and the better point."""
+    monkeypatch.setattr("hf_geosharp.sharpness.secant.KEPT", 0)
+    alive: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+    before: list[int] = []
+    counts: list[int] = []
+    h, g = quadratic(1, 8)
+
+    def evaluate(u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
+        held = u.pieces if isinstance(u, Tangent) else [t for v, _ in u.terms for t in v.pieces]
+        alive.update({id(t): t for t in held})
+        del held
+        before.append(len(alive))
+        x = u.piece(0).clone().requires_grad_()
+        value = g @ x + 0.5 * x @ h @ x - 2 * (x**4).sum()
+        if not is_wanted(gradient, float(value.detach())):
+            return float(value.detach()), None
+        alive.update({id(t): t for t in (u.kept.pieces if isinstance(u, Recipe) and u.kept else ())})
+        counts.append(len(alive))
+        out = torch.autograd.grad(value, x)[0]
+        alive[id(out)] = out
+        return float(value.detach()), Tangent((out,))
+
+    secant(plain_space(8), evaluate, 2.0, 20)
+    assert len(counts) > 6
+    assert max(before) == 4
+    assert max(counts) == 3
 
 
 # -------------------------------------------------------------------------------------------------------- degenerate

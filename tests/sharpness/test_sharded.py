@@ -20,6 +20,7 @@ from hf_geosharp import score
 from hf_geosharp.errors import ModelError, UnsupportedModelError
 from hf_geosharp.geometry.metrics import PairFrame
 from hf_geosharp.parallel import World
+from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
@@ -164,13 +165,14 @@ def walked(model: Any, data: dict[str, Tensor], chart_of: Callable[[Any], Chart]
         space = chart.space
         r = space.random(torch.Generator().manual_seed(1))
         out = {"base": base, "dimension": space.dimension, "dots": space.dots((g, g), (r, g), (r, r))}
-
-        def evaluate(u: Any, gradient: bool) -> tuple[float, Any]:
-            chart.write(u)
-            value = objective.evaluate(gradient)
-            return value, chart.pull() if gradient else None
-
-        out["there"] = evaluate(space.combine(space.empty(), (r, 0.05)), False)[0]
+        evaluate = partial(loss_at, chart, objective)
+        point = space.combine(space.empty(), (r, 0.05))
+        out["there"] = evaluate(point, False)[0]
+        # A forward pass that no backward pass follows leaves nothing behind.
+        out["unwanted"] = evaluate(point, lambda _: False)[0]
+        slope = evaluate(point, lambda _: True)[1]
+        assert slope is not None
+        out["slope"] = space.dots((slope, slope), (r, slope))
         climb = secant(space, evaluate, 0.2, 4, given=(base, g))
         chart.widen()
         wide = chart.space
