@@ -308,14 +308,33 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
 
 
 def _taken_apart(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> Couplings:
-    """The couplings of a form; where they cannot be told, those without entries, and what each head has one of."""
+    """The couplings of a form; where they cannot be told, those without what is no factor of it.
+
+    That is entries, what each head has one of, and then what the form is not linear in: where values are sampled, say.
+    """
     found = couplings(form, ports, seeds)
-    alone = single(found.members)
-    kept = [i for i, p in enumerate(ports) if p.axis is not None and p.family not in alone]
-    if not found.reason or len(kept) == len(ports):
+    if not found.reason:
         return found
-    less = couplings(form, [ports[i] for i in kept], [seeds[i] for i in kept])
-    return found if less.reason else less
+    alone = single(found.members)
+    factors = [i for i, p in enumerate(ports) if p.axis is not None and p.family not in alone]
+    linear = [i for i in factors if _linear_in(form, ports[i])]
+    for kept in (kept for kept, before in ((factors, ports), (linear, factors)) if len(kept) < len(before)):
+        less = couplings(form, [ports[i] for i in kept], [seeds[i] for i in kept])
+        if not less.reason:
+            return less
+    return found
+
+
+def _linear_in(form: Tensor, port: Port) -> bool:
+    """Whether no feature of a port acts on itself or another one of them in a form."""
+    generator = torch.Generator().manual_seed(3)
+    weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
+    (first,) = torch.autograd.grad(form, port.tensor, weights, create_graph=True, allow_unused=True)
+    if first is None or not first.requires_grad:
+        return True
+    noise = (torch.rand(first.shape, generator=generator) + 0.5).to(first)
+    (second,) = torch.autograd.grad(first, port.tensor, noise, retain_graph=True, allow_unused=True)
+    return second is None or not bool(second.any())
 
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:
