@@ -5,8 +5,8 @@
 
 For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
 What each ascent finds with 20 steps at most is compared with the best of 60 steps of Auto-PGD (which is no upper
-bound). Passes count the evaluation of the model's own weights, and every evaluation as one forward and one backward
-pass, also the last one of Auto-PGD, which has no backward pass.
+bound). Passes are the mean of forward and backward passes, those at the model's own weights among them: a point that is
+not better than those before has a forward pass alone, and so has the last one of Auto-PGD.
 
 What is measured goes to FOLDER/ascent.jsonl line by line: a run that was stopped goes on. Delete the file to measure
 again.
@@ -175,7 +175,7 @@ def main() -> None:
             f"{line['median_ratio']:7.4f} {line['below_99']:7} {line['below_97']:7}"
         )
     if arguments.json:
-        kept = ("model", "metric", "rho", "run", "base_loss", "rise", "passes", "stopped")
+        kept = ("model", "metric", "rho", "run", "base_loss", "rise", "forwards", "backwards", "stopped")
         shown = [{k: row[k] for k in kept} for row in rows]
         content = {"samples": SAMPLES, "steps": STEPS, "summary": lines, "rows": shown}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -237,7 +237,7 @@ def test_the_costs_are_those_that_were_measured() -> None:
             ("Llama, 4 layers, hidden 2048", "apgd"),
         )
     )
-    assert max(small, base, llama, reference, times["BERT-base", "apgd"]) <= 8
+    assert max(times.values()) <= 8
     text = " ".join(README.split())
     assert (
         f"is {small:.1f} times the float32 parameters of the small BERT, {base:.1f} times those of BERT-base and "

@@ -189,7 +189,14 @@ def _families(nodes: set[Node]) -> dict[int, int]:
 
 def _sides(nodes: set[Node], pairs: Sequence[tuple[Node, Node]], h_side: set[Node]) -> dict[Node, bool] | None:
     """Node of a component -> whether it is on the H side; None if one would be on both."""
-    side = {n: True for n in nodes if n in h_side}
+    seeds = nodes & h_side
+    # The keys of one softmax may be the queries of another one. Which side is called H does not matter.
+    return _parted(nodes, pairs, seeds) or _parted(nodes, pairs, {min(seeds)} if seeds else set())
+
+
+def _parted(nodes: set[Node], pairs: Sequence[tuple[Node, Node]], seeds: set[Node]) -> dict[Node, bool] | None:
+    """Two sides, of which that of the seeds is True, so that every pair has one of each; None if there are none."""
+    side = dict.fromkeys(seeds, True)
     for _ in range(4):
         changed = False
         for a, b in pairs:

@@ -10,6 +10,7 @@ shared features come out as what they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -308,33 +309,43 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
 
 
 def _taken_apart(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> Couplings:
-    """The couplings of a form; where they cannot be told, those without what is no factor of it.
+    """The couplings of a form; where they cannot be told, those without entries, and what each head has one of.
 
-    That is entries, what each head has one of, and then what the form is not linear in: where values are sampled, say.
+    Where that does not do either, those of the factors that it is bilinear in: not of where values are sampled, say.
     """
     found = couplings(form, ports, seeds)
     if not found.reason:
         return found
     alone = single(found.members)
-    factors = [i for i, p in enumerate(ports) if p.axis is not None and p.family not in alone]
-    linear = [i for i in factors if _linear_in(form, ports[i])]
-    for kept in (kept for kept, before in ((factors, ports), (linear, factors)) if len(kept) < len(before)):
+    kept = [i for i, p in enumerate(ports) if p.axis is not None and p.family not in alone]
+    if len(kept) < len(ports):
         less = couplings(form, [ports[i] for i in kept], [seeds[i] for i in kept])
         if not less.reason:
             return less
-    return found
+    factors = _factors(form, ports, seeds)
+    less = couplings(form, [ports[i] for i in factors], [seeds[i] for i in factors]) if factors else found
+    return found if less.reason else less
 
 
-def _linear_in(form: Tensor, port: Port) -> bool:
-    """Whether no feature of a port acts on itself or another one of them in a form."""
+def _factors(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> list[int]:
+    """Ports that a form is linear in, if those of either side (with seeds, and without) make all of it; else none."""
     generator = torch.Generator().manual_seed(3)
     weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
-    (first,) = torch.autograd.grad(form, port.tensor, weights, create_graph=True, allow_unused=True)
-    if first is None or not first.requires_grad:
-        return True
-    noise = (torch.rand(first.shape, generator=generator) + 0.5).to(first)
-    (second,) = torch.autograd.grad(first, port.tensor, noise, retain_graph=True, allow_unused=True)
-    return second is None or not bool(second.any())
+    whole = float((form * weights).sum().detach())
+    linear, made = [], [0.0, 0.0]
+    for i, port in enumerate(ports):
+        (first,) = torch.autograd.grad(form, port.tensor, weights, create_graph=True, allow_unused=True)
+        if first is None or port.axis is None:
+            continue
+        second = None
+        if first.requires_grad:
+            noise = (torch.rand(first.shape, generator=generator) + 0.5).to(first)
+            (second,) = torch.autograd.grad(first, port.tensor, noise, retain_graph=True, allow_unused=True)
+        if second is None or not bool(second.any()):
+            linear.append(i)
+            # By Euler's formula for what is homogeneous.
+            made[bool(seeds[i].any())] += float((first * port.tensor).sum().detach())
+    return linear if all(math.isclose(x, whole, rel_tol=1e-6) for x in made) else []
 
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:

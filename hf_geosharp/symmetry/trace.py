@@ -136,9 +136,17 @@ _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
 _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
 
+_MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
+
+_MAXIMA = ("MaxBackward", "AmaxBackward")
+
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
+
+
+def _is_maximum(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.grad_fn is not None and x.grad_fn.name().startswith(_MAXIMA)
 
 
 class _Cutter(TorchFunctionMode):
@@ -176,6 +184,9 @@ class _Cutter(TorchFunctionMode):
             self._weighing(args)
         elif func in _PICKS:
             self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
+        elif func in _MINUS and len(args) == 2 and _is_maximum(args[1]):
+            # What a softmax is kept from overflowing by: it is the same for all, and no softmax feels it.
+            args = args[0], args[1].detach()
         made = None
         if func is functional.linear:
             made = self._linear(*args, **kwargs)

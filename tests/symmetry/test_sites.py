@@ -255,6 +255,13 @@ def _softcap(core: Callable[[Tensor], Tensor] = lambda x: x) -> Core:
     return capped
 
 
+def _stabilised(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Logits less the largest one of all heads, and then less that of each query: a softmax feels neither."""
+    logits = q @ k.mT
+    logits = (logits - logits.max()).clamp(min=-50000)
+    return joined(torch.softmax(logits - torch.max(logits, dim=-1, keepdim=True)[0], dim=-1) @ v)
+
+
 def _unit(x: Tensor) -> Tensor:
     return functional.normalize(x, dim=-1)
 
@@ -322,6 +329,7 @@ CORES = {
         of(_two_queries, places=(4 * HEAD, WIDTH), content=(4, HEAD), place=(4, HEAD))
     ),
     "a sink in each head": Site(of(_sinks, sink=(4,)), folds=NONE),
+    "logits less the largest": Site(of(_stabilised)),
     "capped logits": Site(of(_softcap()), folds=VALUE_BIAS),
     "capped logits, rotary": Site(of(_softcap(half)), TURNED, folds=VALUE_BIAS),
     "inactive clamps": Site(
@@ -783,6 +791,54 @@ def test_values_that_are_weighed_without_a_comparison_are_found_and_the_rest_is_
     assert groups(found, "vo") == {f"GL({HEAD})": 4}
     assert groups(found, "qk") == {}
     assert [u.split(":")[0] for u in found.unrecognised] == ["parts.0.qk"]
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+class Deformed(nn.Module):
+    """Four places for each token, each where a linear map says, whose values are interpolated, weighed and summed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.where = nn.Linear(WIDTH, 16), nn.Linear(WIDTH, 32)
+        self.v, self.o = nn.Linear(WIDTH, 4 * HEAD), nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        share = split(self.weights(x), 4).softmax(-1)
+        line = split(self.v(x), 4).flatten(0, 1).mT.unsqueeze(-1).expand(-1, -1, -1, 3)
+        where = split(self.where(x), 4).flatten(0, 1).unflatten(-1, (4, 2)).tanh()
+        values = functional.grid_sample(line, where, align_corners=False).unflatten(0, share.shape[:2])
+        return self.o(joined((values * share.unsqueeze(2)).sum(-1).mT))  # type: ignore[no-any-return]
+
+
+def test_values_that_are_sampled_where_a_linear_map_says_are_a_head_all_the_same() -> None:
+    model = Residual(Deformed())
+    found = find_symmetries(model, inputs())
+    assert groups(found, "vo") == {f"GL({HEAD})": 4}
+    assert groups(found, "qk") == {}
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+class Mutual(nn.Module):
+    """Two sequences that look at each other by the same logits: queries of the one softmax are keys of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.w = (nn.Linear(WIDTH, 4 * HEAD) for _ in range(4))
+        self.o, self.p = (nn.Linear(4 * HEAD, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x.roll(1, -1)
+        logits = split(self.q(x), 4) @ split(self.k(other), 4).mT
+        first = self.o(joined(torch.softmax(logits, -1) @ split(self.v(other), 4)))
+        return first + self.p(joined(torch.softmax(logits.mT, -1) @ split(self.w(x), 4)))  # type: ignore[no-any-return]
+
+
+def test_two_softmaxes_of_one_product_are_one_site_whichever_side_the_keys_are_on() -> None:
+    model = Residual(Mutual())
+    found = find_symmetries(model, inputs())
+    assert groups(found, "qk") == {f"GL({HEAD})": 4}
+    assert groups(found, "vo") == {f"GL({HEAD})": 8}
+    assert not found.unrecognised
     assert verify(model, found, [inputs(1)], each=True).map == found
 
 
