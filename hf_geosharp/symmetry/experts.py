@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.probe import Call, Trials
+from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.recorded import Call
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.units import SCALES
 from hf_geosharp.symmetry.views import View

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
 from hf_geosharp.symmetry.narrow import Cuts, Plan
 from hf_geosharp.symmetry.parameters import Copies
+from hf_geosharp.symmetry.recorded import Call
 
 HOLDS = 1e-7
 """A claim holds on a twin when its relative deviation is below this ..."""
@@ -68,31 +69,6 @@ def double_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@dataclass(frozen=True)
-class Call:
-    """The arguments of one call of a module."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @property
-    def has_modules(self) -> bool:
-        """Whether modules were among them."""
-        return any(isinstance(x, nn.Module) for x in (*self.args, *self.kwargs.values()))
-
-
-def detached(x: Any) -> Any:
-    """A copy of arguments that shares neither memory nor graph with them; caches of earlier keys become None."""
-    if isinstance(x, Tensor):
-        return x.detach().clone()
-    if isinstance(x, (list, tuple)):
-        return type(x)(detached(v) for v in x)
-    if isinstance(x, dict):
-        return {k: detached(v) for k, v in x.items()}
-    # A cache of earlier keys would grow with every replay.
-    return None if hasattr(x, "get_seq_length") else x
 
 
 def _wide(x: Any, scale: float = 1.0) -> Any:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import call, output_tensors
-from hf_geosharp.symmetry.probe import Call, detached
+from hf_geosharp.symmetry.recorded import Call, detached
 
 
 @dataclass(frozen=True)

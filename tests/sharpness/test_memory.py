@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import GeosharpWarning, ModelError, UsageError
-from hf_geosharp.sharpness.memory import checkpointed, is_out_of_memory
+from hf_geosharp.sharpness.memory import checkpointed, give_back, is_out_of_memory
 from hf_geosharp.sharpness.precision import _switches, full_float32
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 
@@ -119,6 +120,19 @@ def test_another_error_is_not_taken_for_it() -> None:
     with pytest.raises(RuntimeError, match="shape mismatch"):
         quick(model, bert_batches(1), micro_batch="auto")
     assert small.seen.count(6) == 1
+
+
+@pytest.mark.parametrize(("platform", "functions"), [("win32", {}), ("linux", {}), ("linux", {"malloc_trim": int})])
+def test_memory_is_given_back_where_the_c_library_can(
+    platform: str, functions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def library(name: None) -> SimpleNamespace:
+        assert platform == "linux", "there is no such library"
+        return SimpleNamespace(**functions)
+
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr("ctypes.CDLL", library)
+    give_back()
 
 
 @pytest.mark.parametrize(
