@@ -189,7 +189,7 @@ TABLE: tuple[Row, ...] = (
     Row("sam_vision_model", LAYERS * GENERAL, LAYERS * HEADS * GENERAL),
     # The first self-attention of the decoder reads zeros: its queries and keys may be moved, and do nothing.
     *heads("detr", attentions=3 * LAYERS),
-    # Self-attentions, and values that are sampled at places that are computed: in both halves, and in the decoder alone.
+    # Self-attentions, and values that are sampled at computed places: in both halves, and in the decoder alone.
     Row("deformable_detr", LAYERS * HEADS * GENERAL, 3 * LAYERS * HEADS * GENERAL),
     Row("rf_detr", 2 * LAYERS * HEADS * GENERAL, 3 * LAYERS * HEADS * GENERAL),
 )
