@@ -85,7 +85,7 @@ def score(
         rho: radius of the ball, or several (the first is the one reported); by default the metric's.
         ascent: how the maximum is searched: "secant", which stops when it has settled, or "apgd", the reference
             (Auto-PGD), which takes all its steps.
-        steps: ascent steps at most, each one forward and one backward pass; for ``average`` the number of draws.
+        steps: ascent steps at most, each one forward and at most one backward pass; draws for ``average``.
         samples, batch_size, seed: which samples; every batch has a ball of its own and the score is their mean.
         average: mean over Gaussian horizontal perturbations instead of the worst case.
         baselines: other metrics at the same radius, of "adaptive" and "euclidean".

@@ -304,7 +304,7 @@ class Chart:
         self._again, self._ends, ends = {}, None, []
         for i, part in enumerate(self.space.parts):
             if i < len(self._stacks):
-                piece = u.piece(i, self._workspace(part, 1))
+                piece = u.piece(i, self._workspace(part, 1) if isinstance(u, Recipe) else None)
                 place = part.split(self._workspace(part, 0))
                 end = part.frame.geodesic(part.split(piece), order or part.order, place)
                 self._bound[i].write([x.mT for x in end.point])

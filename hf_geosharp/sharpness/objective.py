@@ -78,7 +78,7 @@ class Objective:
     """Loss of a batch under a model, as a mean over its samples or tokens, in micro-batches if asked.
 
     In a world of several ranks each of them takes a part of the samples; losses and gradients are summed, and all
-    ranks get the same. Counts its passes: ``forwards`` and ``backwards`` over the whole batch.
+    ranks get the same. Counts its passes over the whole batch: ``forwards``, and the ``backwards`` that were wanted.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Objective:
             value = self._world.sum(value)
         wanted = is_wanted(gradient, value)
         self.forwards += 1
-        self.backwards += wanted or (bool(gradient) and not graphs)
+        self.backwards += wanted
         if wanted:
             # Where memory runs out here, the loss stands.
             while graphs and not self._fits(graphs.pop().backward):
@@ -225,6 +225,7 @@ class Objective:
         if gradient:
             self._clear()
         pieces = [*self._pieces(), *self._idle]
+        alone = len(pieces) == 1 and (self._shards is None or self._shards.forgets)
         # Gradients of a sharded model come out as means over the ranks.
         ranks = 1 if self._shards is None else self._shards.size * self._shards.copies
         with torch.set_grad_enabled(gradient):
@@ -236,7 +237,7 @@ class Objective:
                 if not loss.requires_grad:
                     raise ModelError("the loss does not depend on the model's parameters; is it detached?")
                 scaled = loss * (share * ranks)
-                if len(pieces) == 1:
+                if alone:
                     graphs.append(scaled)
                 else:
                     scaled.backward()

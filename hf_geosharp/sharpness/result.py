@@ -24,8 +24,9 @@ class BatchScore:
     ``value`` is the rise of the loss inside the ball (nats, never negative for the worst case), ``steps`` the ascent
     steps taken, ``converged`` whether the ascent stopped by its own rule or the last quarter of the steps raised the
     value by less than one per cent. ``passes`` counts forward passes at this radius, that at the start included where
-    it was taken for it; all but one at most have a backward pass. ``stopped`` says why the ascent ended: "converged",
-    "budget" (of steps), or "lost": it found no finite loss above that of the weights, so that ``value`` 0 is none.
+    it was taken for it; not all have a backward pass (:class:`Passes`). ``stopped`` says why the ascent ended:
+    "converged", "budget" (of steps), or "lost": it found no finite loss above that of the weights, so that ``value`` 0
+    is none.
     """
 
     index: int
@@ -63,7 +64,12 @@ class Reproducible:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward passes over one batch that the score itself took, summed over batches and radii."""
+    """Forward and backward passes over one batch that the score itself took, summed over batches and radii.
+
+    Backward passes are those that the ascent wanted: none at the last point that its steps allow, nor, of the secant
+    ascent, at a point that is not better than those before. In micro-batches they come before the loss of all is
+    known, and what turns out not to be wanted is made for nothing.
+    """
 
     forwards: int
     backwards: int

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from hf_geosharp.geometry.space import Recipe, Space, Sum, Tangent, Vector
+from hf_geosharp.geometry.space import Space, Sum, Tangent, Vector
 from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
 from hf_geosharp.sharpness.trust_region import Array, Quadratic
 
@@ -204,7 +204,8 @@ class _Walk:
         assert self._model is not None
         recipe = self._model.recipe(self._plan, self._inside)
         self._proposed = None  # its memory may do for this one
-        point = self.space.empty() if self.space.size <= KEPT else None
+        # Where there is a last step the point can take its memory later on. None is taken while activations are there.
+        point = self.space.empty() if self.space.size <= KEPT or self._last is None else None
         vector: Vector = recipe if point is None else point
         (self._square,) = self.space.sweep(() if point is None else (Sum(point, recipe),), ((vector, vector),))
         size = math.sqrt(self._square)
@@ -237,9 +238,12 @@ class _Walk:
         """The proposed point; from then on nothing is known of the last step, whose memory it may have."""
         proposed, last, self._last, self._model = self._proposed, self._last, None, None
         assert proposed is not None
-        if isinstance(proposed, Recipe):
-            proposed = proposed.kept or self.space.keep(proposed, self.space.empty() if last is None else last.s)
-        return proposed
+        if isinstance(proposed, Tangent):
+            return proposed
+        if proposed.kept is not None:
+            return proposed.kept
+        assert last is not None, "without a last step a point is no recipe"
+        return self.space.keep(proposed, last.s)
 
     def take(self, loss: float, g: Tangent | None) -> bool:
         """Goes to the proposed point if it is better, and learns from it; False if nothing finite is known of it."""

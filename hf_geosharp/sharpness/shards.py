@@ -253,6 +253,11 @@ class Shards:
         for unit in self.units:
             unit.reshard()
 
+    @property
+    def forgets(self) -> bool:
+        """Whether a forward pass may be left without a backward one: this torch can drop what it has noted."""
+        return all(hasattr(unit, "reset_iter_state") for unit in self.units)
+
     def reset(self) -> None:
         """The same after a pass that may have failed half-way."""
         for unit in self.units:

@@ -75,6 +75,13 @@ def test_auto_halves_until_it_fits_and_the_score_stays(limit: int, backward: boo
     assert small.seen.count(10) == 1
 
 
+def test_passes_are_those_that_were_wanted_whatever_the_micro_batches() -> None:
+    """Of micro-batches all have a backward pass, for the loss of all is known too late."""
+    found = [quick(bert(), bert_batches(1), rho=0.6, steps=15, micro_batch=size) for size in (None, 1, 4)]
+    assert found[0].passes.backwards < found[0].passes.forwards - 1
+    assert all(f.passes == found[0].passes for f in found)
+
+
 def test_auto_takes_the_whole_batch_where_it_fits() -> None:
     assert timeless(quick(bert(), bert_batches(), micro_batch="auto")) == timeless(quick(bert(), bert_batches()))
 

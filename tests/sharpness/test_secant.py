@@ -239,6 +239,33 @@ def test_in_a_large_space_points_are_not_kept_and_the_climb_is_the_same_to_the_l
     assert max(counts) <= 5
 
 
+@pytest.mark.parametrize("f", [saturating, oscillating])
+def test_while_it_is_asked_for_a_gradient_no_vector_is_made(
+    f: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The activations of the forward pass are there then; where these leave no room, nobody could halve them."""
+    monkeypatch.setattr("hf_geosharp.sharpness.secant.KEPT", 0)
+    asking = False
+    empty = Space.empty
+
+    def watched(space: Space) -> Tangent:
+        assert not asking
+        return empty(space)
+
+    monkeypatch.setattr(Space, "empty", watched)
+
+    def evaluate(u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
+        nonlocal asking
+        x = u.piece(0).clone().requires_grad_()
+        value = f(x)
+        asking = True
+        wanted = is_wanted(gradient, float(value.detach()))
+        asking = False
+        return float(value.detach()), Tangent((torch.autograd.grad(value, x)[0],)) if wanted else None
+
+    assert secant(plain_space(6), evaluate, 1.0, 20).steps > 3
+
+
 def test_in_a_large_space_a_better_point_takes_the_place_of_the_last_step_before_it_has_a_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
