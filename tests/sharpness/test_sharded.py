@@ -576,6 +576,31 @@ def test_an_adapter_on_a_sharded_base_has_the_score_that_it_has_on_a_whole_one(w
         assert {n for n, p in model.named_parameters() if p.grad is not None} == set(borrowed.leaves)
 
 
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_gradient_that_is_not_wanted_leaves_nothing_behind(
+    world: None, forgets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch cannot drop what a forward pass has noted, there is a backward pass all the same."""
+    monkeypatch.setattr(Shards, "forgets", property(lambda _: forgets))
+    seen: list[bool] = []
+    model, batch = sharded(bert()), bert_batches(1)[0]
+    with borrow(model) as borrowed:
+        objective = Objective(model, batch, shards=borrowed.shards)
+        loss = objective.evaluate(True)
+        before = {n: leaf.gradient() for n, leaf in borrowed.leaves.items()}
+
+        def unwanted(_: float) -> bool:
+            seen.append(any(p.grad is not None for p in model.parameters()))
+            return False
+
+        assert objective.evaluate(unwanted) == loss
+        assert seen == [not forgets]
+        assert all(p.grad is None for p in model.parameters())
+        assert objective.evaluate(True) == loss
+        assert all(torch.equal(leaf.gradient(), before[n]) for n, leaf in borrowed.leaves.items())
+        assert (objective.forwards, objective.backwards) == (3, 2)
+
+
 def test_a_plain_model_has_no_shards_and_keeps_its_class() -> None:
     model = TinyAttention()
     assert Shards.of(model) is None
