@@ -66,9 +66,12 @@ def command(
     world.close()
     if not world.leads:
         return
-    target.write(result)
-    if not target.is_stdout:
-        _print(result)
+    try:
+        target.write(result)
+    finally:
+        # Also where a file could not be written: the score may have taken hours.
+        if not target.is_stdout:
+            _print(result)
     card.write(result, quiet)
 
 

@@ -154,8 +154,10 @@ def conditions(result: SharpnessResult) -> dict[str, Any]:
     data = {key: value for key, value in result.data.items() if key not in _NOT_DATA and value is not None}
     targets = "model" if result.data.get("labels") == "model" else "data"
     kept = {name: getattr(result, name) for name in _SETTINGS}
+    # A climb starts where that at the radius before has ended, and may end elsewhere than one from the weights.
+    before = () if result.mode == "average" else tuple(sorted(p.rho for p in result.curve if p.rho < result.rho))
     model = {"task": result.model.get("task"), "dtype": result.model.get("dtype")}
-    return {**kept, **model, "labels": targets, "data": data}
+    return {**kept, "smaller radii": list(before), **model, "labels": targets, "data": data}
 
 
 def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str]:

@@ -20,6 +20,7 @@ from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.members import find_members, folder_names
+from hf_geosharp.sharpness.result import CurvePoint
 from tests.results import DATA, many, result_of, write
 
 # ------------------------------------------------------------------------------------------------------------- ranking
@@ -136,6 +137,23 @@ def test_what_was_not_taken_alike_is_refused_by_name_or_marked(changes: dict[str
     assert [text for text in found.forced if said in text]
     assert json.loads(found.to_json())["forced"]
     assert said in found.to_csv()
+
+
+def test_climbs_that_started_at_other_smaller_radii_do_not_compare() -> None:
+    """They may end on another peak. Larger radii come after, and averages take no climb."""
+    first, second = many(a=[1.0, 2.0], b=[2.0, 3.5])
+
+    def after(radius: float, **changes: Any) -> list[Named]:
+        points = (CurvePoint(radius, 1.0, None, None, None), *second.result.curve)
+        return [
+            replace(item, result=replace(item.result, **changes, **more))
+            for item, more in ((first, {}), (second, {"curve": points}))
+        ]
+
+    with pytest.raises(UsageError, match=r"smaller radii \[0\.03\] here, \[\] in a"):
+        compare(after(0.03))
+    assert not compare(after(0.2)).forced
+    assert not compare(after(0.03, mode="average")).forced
 
 
 def test_the_odd_one_is_named_wherever_it_stands() -> None:

@@ -97,6 +97,11 @@ class Settings:
             raise UsageError(f"micro_batch is {self.micro_batch}; at least 1 is needed")
         if not (self.damping >= 0 and math.isfinite(self.damping)):
             raise UsageError(f"damping is {self.damping}; it is not negative")
+        if self.average and self.steps % 2:
+            raise UsageError(
+                f"steps is {self.steps}: the average case draws in pairs of opposite sign, which cancel the slope of "
+                "the loss; an even number is needed"
+            )
         if self.average and (self.per or self.profile):
             raise UsageError("per and profile are of the worst case: leave out average")
         if self.per == "head" and self.metric not in PAIR_METRICS:

@@ -96,12 +96,16 @@ def with_images(dataset: datasets.Dataset, column: str) -> datasets.Dataset:
 def _texts(rows: Mapping[str, Sequence[Any]], column: str, numbers: Sequence[int]) -> list[str]:
     texts = list(rows[column])
     for text, row in zip(texts, numbers, strict=True):
-        if text is not None and not isinstance(text, str):
+        if text is None:
+            raise DataError(
+                f"Column {column!r}, row {row} holds no text (null). Fill in what is missing, or leave out such rows."
+            )
+        if not isinstance(text, str):
             raise DataError(
                 f"Column {column!r}, row {row} holds a {type(text).__name__}, not a text. Name the text column with "
                 "--text-column."
             )
-    return [text or "" for text in texts]
+    return texts
 
 
 def _tokens(encoder: Encoder, *texts: list[str], **options: Any) -> list[Sample]:

@@ -274,6 +274,14 @@ def test_json_through_a_link_keeps_the_link(run: Run, scoring: Any, tmp_path: Pa
     assert json.loads(target.read_text())["schema"] == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+def test_a_score_that_cannot_be_written_is_shown_all_the_same(run: Run, scoring: Any) -> None:
+    done = run("score", "--json", "/dev/full")
+    assert done.exit_code == 1
+    assert "Geodesic sharpness" in done.stdout
+    assert "--json: cannot write /dev/full" in done.stderr
+
+
 def test_json_to_a_device_leaves_the_device(run: Run, scoring: Any) -> None:
     assert run("score", "--json", os.devnull).exit_code == 0
     assert not Path(os.devnull).is_file()

@@ -280,6 +280,7 @@ def _lines(folder: Path) -> list[str]:
         ({"per": "head", "metric": "adaptive"}, "the metric adaptive knows no heads: use inv or mix"),
         ({"per": "layer", "average": True}, "per and profile are of the worst case"),
         ({"profile": True, "average": True}, "per and profile are of the worst case"),
+        ({"average": True, "steps": 3}, "steps is 3: .* an even number is needed"),
         ({"params": "adapter"}, "params is 'adapter'; it is one of all, lora"),
     ],
 )

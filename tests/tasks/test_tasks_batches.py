@@ -207,6 +207,9 @@ def test_columns_and_processors_that_do_not_fit(model):
     numbers = datasets.Dataset.from_dict({"text": [1, 2], "label": [0, 1]})
     with pytest.raises(DataError, match=r"'text', row \d holds a int"):
         batches_from(numbers, model, processor=make_tokenizer(), samples=2, batch_size=2)
+    missing = datasets.Dataset.from_dict({"text": ["a film", None], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"'text', row 1 holds no text \(null\)"):
+        batches_from(missing, model, processor=make_tokenizer(), samples=2, batch_size=2)
     bare = LoadedModel(model, None, find_task("text-classification"), {}, processor_error="no file")
     with pytest.raises(ModelError, match=r"tokenizer.*no file"):
         make_batches(TEXTS, bare, **SIZES)
