@@ -145,7 +145,7 @@ class Objective:
         def loss(part: Batch) -> float:
             part = _moved(part, device)
             with torch.no_grad():
-                return float(self.loss(call(self.model, part), part).mean())
+                return float(self._mean_loss(part))
 
         try:
             found = proved_reading(self._whole, self._terms, loss, narrow[0] if narrow else torch.float32)
@@ -230,7 +230,7 @@ class Objective:
         ranks = 1 if self._shards is None else self._shards.size * self._shards.copies
         with torch.set_grad_enabled(gradient):
             for piece, share in pieces:
-                loss = self.loss(call(self.model, piece), piece).mean()
+                loss = self._mean_loss(piece)
                 losses.append(float(loss.detach()) * share)
                 if not gradient:
                     continue
@@ -241,6 +241,15 @@ class Objective:
                     graphs.append(scaled)
                 else:
                     scaled.backward()
+
+    def _mean_loss(self, piece: Batch) -> Tensor:
+        loss: Any = self.loss(call(self.model, piece), piece)
+        if not isinstance(loss, Tensor):
+            raise ModelError(
+                f"the loss is a {type(loss).__name__}, not a tensor: loss=(outputs, batch) has to return the losses of "
+                "the samples, or their mean, as torch computes them"
+            )
+        return loss.mean()
 
     def _fits(self, run: Callable[[], None]) -> bool:
         """Runs it; False where memory ran out, and there are smaller micro-batches from now on."""

@@ -60,8 +60,11 @@ class Proof:
         if not verified.map.pairs:
             if self.settings.per == "head":
                 raise UsageError(NO_HEADS)
+            scope = "all parameters"
+            if self.settings.params != "all":
+                scope = "what may move; see where the perturbation lives for whether the adapter does"
             self.notes.warn(
-                "no attention symmetry was found in this model: scored with the adaptive metric on all parameters"
+                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}"
             )
             settings = replace(
                 self.settings,

@@ -290,6 +290,11 @@ def test_a_model_without_attention_is_scored_as_adaptive_with_a_warning() -> Non
     assert result.geodesic_sharpness == quick(Perceptron(), POINTS, metric="adaptive").geodesic_sharpness
 
 
+def test_a_loss_that_is_no_tensor_is_refused() -> None:
+    with pytest.raises(ModelError, match="the loss is a float, not a tensor"):
+        quick(bert(), bert_batches(1), loss=lambda outputs, batch: 1.0)
+
+
 def test_average_sharpness_is_below_the_worst_and_takes_a_forward_a_draw() -> None:
     model, batches = bert(), bert_batches(2)
     worst = quick(model, batches, steps=10)
