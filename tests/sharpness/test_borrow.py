@@ -79,7 +79,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mix, exact": {"metric": "mix", "geodesic": "exact"},
     "adaptive": {"metric": "adaptive"},
-    "average": {"average": True},
+    "average": {"average": True, "steps": 4},
     "labels of the model": {"labels": "model"},
     "baseline": {"baselines": ["euclidean"]},
     "float64": {"dtype": "float64"},

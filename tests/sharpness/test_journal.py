@@ -382,8 +382,8 @@ def test_a_nan_batch_stops_by_default_and_is_named() -> None:
 @pytest.mark.parametrize("average", [False, True])
 def test_a_nan_batch_can_be_skipped_named_and_counted(average: bool) -> None:
     with pytest.warns(GeosharpWarning, match=r"2 of 4 batches were skipped.*: 1, 3"):
-        result = adaptive(1, 3, on_nan="skip", average=average)
-    whole = adaptive(average=average)
+        result = adaptive(1, 3, on_nan="skip", average=average, steps=4)
+    whole = adaptive(average=average, steps=4)
     kept = [whole.per_batch[i] for i in (0, 2)]
     assert result.per_batch == kept
     assert result.geodesic_sharpness == sum(b.value for b in kept) / 2
