@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ def command(name: str | None, output: Path | None) -> None:
         _list()
         return
     source = demos.path(name)
-    click.echo(demos.copy(name, output or Path(source.name)))
+    copy = demos.copy(name, output or Path(source.name))
+    click.echo(copy)
     if demos.is_model(name):
-        say(f"Score it with: hf-geosharp score {demos.PREFIX}{source.name}")
+        # What looks like no path might be an id of the Hub.
+        place = str(copy) if copy.is_absolute() else f"./{copy}"
+        say(f"Score it with: {shlex.join(['hf-geosharp', 'score', place, '--data', f'{place}/data'])}")
 
 
 def _list() -> None:

@@ -73,7 +73,7 @@ def report_missing(source: Source, missing: list[str], unexpected: list[str], na
     if not allowed:
         raise ModelError(
             f"{text} They would be random numbers. Pass the fine-tuned model, or the --task that the checkpoint was "
-            "trained for, or allow it (allow_missing=True)."
+            "trained for, or allow it (--allow-missing, allow_missing=True)."
         )
     warnings.warn(f"{text} They are random numbers.", GeosharpWarning, stacklevel=4)
 

@@ -88,8 +88,11 @@ def test_copy(run: Run, tmp_path: Path, shipped: Path, name: str) -> None:
 
 def test_copy_to_the_current_folder_by_default(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run("demo", "words-bert").exit_code == 0
+    done = run("demo", "words-bert")
+    assert done.exit_code == 0
     assert (tmp_path / "words-bert" / "demo.json").is_file()
+    # A copy has no card that names its data.
+    assert done.stderr.strip() == "Score it with: hf-geosharp score ./words-bert --data ./words-bert/data"
 
 
 @pytest.mark.parametrize("place", ["empty", "."])

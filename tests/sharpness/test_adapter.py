@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp import score
-from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.objective import own_loss
 from hf_geosharp.sharpness.selection import movable
@@ -36,6 +36,20 @@ def adapted(dtype: torch.dtype = torch.float64, *, seed: int = 0, **config: Any)
             if "lora_" in name:
                 p.copy_(0.4 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
     return model.eval()
+
+
+def test_an_adapter_that_does_nothing_is_not_called_all_parameters() -> None:
+    model = adapted()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.zero_()
+    with pytest.warns(GeosharpWarning, match="no attention symmetry") as told:
+        found = score(model, bert_batches(1), params="lora", steps=2, reproducibility=False)
+    (text,) = {str(w.message) for w in told if "no attention symmetry" in str(w.message)}
+    assert "what may move" in text
+    assert "all parameters" not in text
+    assert found.metric == "adaptive"
 
 
 def lora_names(model: nn.Module) -> set[str]:

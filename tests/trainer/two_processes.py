@@ -153,3 +153,5 @@ def main(out: Path, setup: str) -> None:
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         main(Path(sys.argv[1]), name)
+    # Torch asks for it: its threads may outlive what they work on, which ends a process by a signal.
+    torch.distributed.destroy_process_group()
