@@ -73,7 +73,7 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "model", _identity(result.model)
     yield "data", _identity(result.data)
     yield "samples", Text(_samples(result))
-    yield "base loss", Text(f"{_number(result.base_loss)} nats")
+    yield "base loss", Text(f"{_number(result.base_loss)} {result.unit}")
     yield "rho", Text(f"{result.rho:g}")
     yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {_search(result)}")
     if result.params != "all":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.comparable import SHARPNESS
+from hf_geosharp.comparable import SHARPNESS, unit_of_scores
 from hf_geosharp.figures import COLOUR, PALE, QUIET, SECOND, WARNING, cut, require, style, tidy
+from hf_geosharp.sharpness.result import NATS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ _MOST_NAMES = 40
 _LONGEST = 40
 _WIDE_RANGE = 10.0
 
-_AXES = {SHARPNESS: "sharpness: rise of the loss (nats)", "base_loss": "loss at the weights (nats)"}
+_AXES = {SHARPNESS: "sharpness: rise of the loss", "base_loss": "loss at the weights"}
 
 
 def comparison_figure(comparison: Comparison, width: float = _WIDTH) -> Figure:
@@ -71,13 +72,20 @@ def correlation_figure(correlation: Correlation) -> Figure:
                     cut(point.name), (point.figure, point.target), (4, 3), textcoords="offset points", fontsize=7,
                     parse_math=False,
                 )  # fmt: skip
-        axes.set_xlabel(_AXES.get(correlation.by, correlation.by))
+        axes.set_xlabel(_axis(correlation.by, correlation.settings))
         axes.set_ylabel(correlation.target, parse_math=False)
         axes.set_title(f"{_statistic(correlation.statistics[0])}, {correlation.models} models", loc="left")
         axes.margins(x=0.15)
         tidy(axes)
         _mark_forced(figure, correlation.forced)
     return figure
+
+
+def _axis(figure: str, settings: Mapping[str, Any]) -> str:
+    """What stands at the axis of a figure of scores that share these settings."""
+    if figure not in _AXES:
+        return figure
+    return _AXES[figure] + f" ({NATS})" * (unit_of_scores(settings) == NATS)
 
 
 def _statistic(found: Statistic) -> str:
@@ -99,7 +107,7 @@ def _dots(axes: Axes, comparison: Comparison, scale: float) -> None:
     names = [cut(held.name, round(scale * _LONGEST)) for held in ranking]
     axes.set_yticks(range(len(ranking)), names, parse_math=False)
     axes.set_ylim(len(ranking) - 0.4, -0.6)
-    axes.set_xlabel(_AXES.get(comparison.rank_by, comparison.rank_by))
+    axes.set_xlabel(_axis(comparison.rank_by, comparison.settings))
     joined = any(step.apart is not True for step in comparison.next)
     title = "95 % intervals over batches" if any(held.interval95 for held in ranking) else ""
     if scale == 1:
@@ -121,7 +129,7 @@ def _steps(figure: Figure, comparison: Comparison) -> None:
     values = [held.value for held in comparison.ranking]
     if min(values) > 0 and max(values) > _WIDE_RANGE * min(values):
         rows[0].set_yscale("log")
-    rows[0].set_ylabel(_AXES.get(comparison.rank_by, comparison.rank_by).replace(": ", ":\n"))
+    rows[0].set_ylabel(_axis(comparison.rank_by, comparison.settings).replace(": ", ":\n"))
     if several:
         rows[0].legend(frameon=False, fontsize=7)
     if losses:

@@ -14,7 +14,7 @@ from typing import Any
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.sharpness.journal import RESULT, differences
 from hf_geosharp.sharpness.reading import read_result
-from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error
+from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error, unit_of
 
 SHARPNESS, BASE_LOSS = "sharpness", "base_loss"
 
@@ -152,12 +152,18 @@ def _short(names: Sequence[str]) -> list[str]:
 def conditions(result: SharpnessResult) -> dict[str, Any]:
     """What two scores must share for their difference to be one of the models."""
     data = {key: value for key, value in result.data.items() if key not in _NOT_DATA and value is not None}
-    targets = "model" if result.data.get("labels") == "model" else "data"
+    labels = result.data.get("labels")
+    targets = labels if labels in ("model", "regression") else "data"
     kept = {name: getattr(result, name) for name in _SETTINGS}
     # A climb starts where that at the radius before has ended, and may end elsewhere than one from the weights.
     before = () if result.mode == "average" else tuple(sorted(p.rho for p in result.curve if p.rho < result.rho))
     model = {"task": result.model.get("task"), "dtype": result.model.get("dtype")}
     return {**kept, "smaller radii": list(before), **model, "labels": targets, "data": data}
+
+
+def unit_of_scores(settings: Mapping[str, Any]) -> str:
+    """In what the losses of scores with these :func:`conditions` are told."""
+    return unit_of({"labels": settings.get("labels"), "loss": settings.get("data", {}).get("loss")})
 
 
 def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hf_geosharp.figures import COLOUR, ENDINGS, KINDS, PALE, QUIET, SECOND, cut, require, style, tidy
-from hf_geosharp.sharpness.result import student_quantile
+from hf_geosharp.sharpness.result import NATS, student_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,6 @@ SIZE = (4.0, 2.7)
 """Width and height: the text stays legible where a phone shows the picture as wide as its screen."""
 
 MOST_PARTS = 40
-_RISE = "rise of the loss (nats)"
 _MOST_TICKS = 6
 _LINE = 0.2
 _BATCHES_WITH_MARKS = 200
@@ -64,13 +63,15 @@ def batches_figure(result: SharpnessResult, title: str = "") -> Figure:
     return _drawn(lambda axes: _batches(axes, result), title)
 
 
-def profile_figure(profile: Profile, title: str = "") -> Figure:
+def profile_figure(profile: Profile, title: str = "", unit: str = NATS) -> Figure:
     """The rise of the loss on the way to the worst perturbation, along the geodesic and along the straight line.
+
+    ``unit`` is the result's.
 
     Raises:
         GeosharpError: matplotlib is not installed.
     """
-    return _drawn(lambda axes: _profile(axes, profile), title)
+    return _drawn(lambda axes: _profile(axes, profile, unit), title)
 
 
 def parts_figure(parts: Sequence[PartScore], whole: SharpnessResult, title: str = "") -> Figure:
@@ -99,6 +100,10 @@ def part_interval(part: PartScore, batches: int) -> tuple[float, float] | None:
         return None
     half = student_quantile(0.975, batches - 1) * part.stderr
     return part.value - half, part.value + half
+
+
+def _rise(unit: str) -> str:
+    return f"rise of the loss ({unit})" if unit == NATS else "rise of the loss"
 
 
 def _drawn(draw: Callable[[Axes], None], title: str, height: float = SIZE[1]) -> Figure:
@@ -132,7 +137,7 @@ def _curve(axes: Axes, result: SharpnessResult) -> None:
         axes.set_yscale("log")
         _plain_logarithm(axes.yaxis)
     axes.set_xlabel("radius ρ")
-    axes.set_ylabel(_RISE)
+    axes.set_ylabel(_rise(result.unit))
 
 
 def _ticks_at(axis: Axis, places: Sequence[float]) -> None:
@@ -171,16 +176,16 @@ def _batches(axes: Axes, result: SharpnessResult) -> None:
         )  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("batch")
-    axes.set_ylabel(_RISE)
+    axes.set_ylabel(_rise(result.unit))
     axes.figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize="small", handlelength=1.2)
 
 
-def _profile(axes: Axes, profile: Profile) -> None:
+def _profile(axes: Axes, profile: Profile, unit: str) -> None:
     axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.plot(profile.t, profile.geodesic, color=COLOUR, label="along the geodesic")
     axes.plot(profile.t, profile.straight, color=SECOND, linestyle="--", label="along the straight line")
     axes.set_xlabel("fraction of the way to the worst perturbation")
-    axes.set_ylabel(_RISE)
+    axes.set_ylabel(_rise(unit))
     axes.legend(frameon=False, fontsize="small")
 
 
@@ -197,7 +202,7 @@ def _parts(axes: Axes, parts: Sequence[PartScore], whole: SharpnessResult) -> No
     axes.set_ylim(len(parts) - 0.4, -0.6)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_xlabel(_RISE)
+    axes.set_xlabel(_rise(whole.unit))
     axes.figure.legend(loc="outside upper right", frameon=False, fontsize="small", handlelength=1.6)
 
 

@@ -14,6 +14,7 @@ from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
+from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress
@@ -148,6 +149,8 @@ def score(
                 batches = attach_model_targets(model, batches, task)
             loss = kl_to_model
             data_identity = {**data_identity, "labels": "model"}
+        elif loss is not None:
+            data_identity = {**data_identity, "loss": loss_name(loss)}
         return estimate(
             model,
             batches,

@@ -9,11 +9,13 @@ import pytest
 from hf_geosharp.comparable import Named
 from hf_geosharp.comparison import Run, compare
 from hf_geosharp.correlation import correlate
-from tests.results import many, result_of
+from tests.results import DATA, many, result_of
 
 pytest.importorskip("matplotlib")
 
 from hf_geosharp import charts, figures
+
+TARGETS = {"a": 1.0, "b": 3.0, "c": 2.0, "d": 4.0}
 
 
 def test_a_row_for_each_model_and_lines_between_those_that_are_alike() -> None:
@@ -44,6 +46,17 @@ def test_a_run_over_its_steps_above_its_losses() -> None:
         {"loss": 1.0},
         {"loss": 1.0},
     ]
+
+
+def test_the_axis_says_nats_where_it_is_nats() -> None:
+    numbers = {"data": {**DATA, "labels": "regression"}}
+    for changes, label in (({}, "rise of the loss (nats)"), (numbers, "rise of the loss")):
+        items = [Named(name, result_of(name, [value, 1.1 * value], **changes)) for name, value in TARGETS.items()]
+        drawn = (
+            charts.comparison_figure(compare(items)),
+            charts.correlation_figure(correlate(items, TARGETS, target_name="gap", resamples=99)),
+        )
+        assert [figure.axes[0].get_xlabel() for figure in drawn] == [f"sharpness: {label}"] * 2
 
 
 def test_names_are_drawn_as_they_are(tmp_path: Path) -> None:

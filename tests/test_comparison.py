@@ -125,6 +125,8 @@ def test_json_and_csv_round_trip() -> None:
         ({"data": {**DATA, "split": "test"}}, "data: split test here, train in a"),
         ({"data": {**DATA, "fingerprint": "f"}}, "data: fingerprint f here"),
         ({"data": {**DATA, "labels": "model"}}, "labels model here, data in a"),
+        ({"data": {**DATA, "labels": "regression"}}, "labels regression here, data in a"),
+        ({"data": {**DATA, "loss": "my.loss"}}, "data: loss my.loss here"),
         ({"model": {"id": "c", "task": "masked-lm", "dtype": "float32"}}, "task masked-lm here"),
     ],
 )

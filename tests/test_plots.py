@@ -61,6 +61,19 @@ def test_the_way_to_the_worst_perturbation() -> None:
     assert lines["along the straight line"] == [0.0, 0.06, 0.15]
 
 
+def test_the_axis_says_nats_where_it_is_nats() -> None:
+    for data, label in (({}, "rise of the loss (nats)"), ({"labels": "regression"}, "rise of the loss")):
+        result = replace(full(), data=data)
+        assert result.profile is not None
+        across = (plots.parts_figure(result.per, result),)
+        up = (
+            plots.curve_figure(result), plots.batches_figure(result),
+            plots.profile_figure(result.profile, unit=result.unit),
+        )  # fmt: skip
+        assert [figure.axes[0].get_xlabel() for figure in across] == [label]
+        assert [figure.axes[0].get_ylabel() for figure in up] == [label] * 3
+
+
 def test_a_row_for_each_part_beside_the_whole() -> None:
     parts = [part("m.layers.0", 0.1, 0, stderr=0.01), part("m.layers.1", 0.2, 1), part("head", 0.05)]
     (axes,) = plots.parts_figure(parts, full()).axes

@@ -98,6 +98,8 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
     }
     if result.data.get("labels") == "model":
         args["labels"] = "model"
+    if result.data.get("loss") is not None:
+        args["loss"] = result.data["loss"]
     if result.damping:
         args["damping"] = result.damping
     metric = {

@@ -69,6 +69,7 @@ def render(
     text = template("section").substitute(
         title=entry.TITLES[kind],
         value=number(result.geodesic_sharpness),
+        unit=result.unit,
         interval=_interval(result),
         data=_data(result),
         rho=f"{result.rho:g}",
@@ -185,13 +186,19 @@ def _settings(result: SharpnessResult) -> Iterator[tuple[str, str]]:
         yield "weights that may move", "those of the adapter alone"
     yield "samples", f"{result.samples:,} in batches of {result.batch_size:,}, seed {result.seed}"
     yield "steps", _steps(result)
-    loss = "divergence from the model's own output" if result.data.get("labels") == "model" else "the model's own"
-    yield "loss", f"{loss}, {number(result.base_loss)} nats before the perturbation"
+    yield "loss", f"{_loss(result)}, {number(result.base_loss)} {result.unit} before the perturbation"
     yield "reproducible", _reproducible(result)
     for name, value in result.baselines.items():
         yield f"{plain(name)} sharpness", f"{number(value)} at the same ρ, which it measures in another way"
     if entry.on_hub(result.model):
         yield "model revision", f"`{plain(result.model['revision'])}`"
+
+
+def _loss(result: SharpnessResult) -> str:
+    if result.data.get("labels") == "model":
+        return "divergence from the model's own output"
+    own = result.data.get("loss")
+    return "the model's own" if own is None else f"`{plain(own)}`"
 
 
 def _steps(result: SharpnessResult) -> str:

@@ -87,13 +87,13 @@ def meaning(result: SharpnessResult) -> list[str]:
     if result.mode == "worst":
         what = (
             f"A perturbation of the weights of length at most ρ = {result.rho:g} can raise the loss by this much, in "
-            f"nats ({of}). It is the largest rise that a search of at most {counted(result.steps, 'step', 'steps')} "
+            f"{result.unit} ({of}). It is the largest rise that a search of at most {counted(result.steps, 'step', 'steps')} "
             "found, so a lower bound of the largest there is."
         )
     else:
         what = (
             f"Random perturbations of the weights of length about ρ = {result.rho:g} raise the loss by this much on "
-            f"average, in nats ({of}, {counted(result.steps, 'draw', 'draws')} each)."
+            f"average, in {result.unit} ({of}, {counted(result.steps, 'draw', 'draws')} each)."
         )
     length = _LENGTHS.get(result.metric, f"by the metric {result.metric}")
     return [f"{what} {_base(result)}", f"Length is measured {length}."]
@@ -102,7 +102,7 @@ def meaning(result: SharpnessResult) -> list[str]:
 def _base(result: SharpnessResult) -> str:
     if result.data.get("labels") == "model":
         return "The loss is the divergence from the model's own unperturbed output, so it starts from 0."
-    text = f"The loss starts from {result.base_loss:.4g} nats"
+    text = f"The loss starts from {result.base_loss:.4g} {result.unit}"
     if result.base_loss <= 0:
         return f"{text}."
     return f"{text}: the rise is {result.geodesic_sharpness / result.base_loss:.3g} times that."

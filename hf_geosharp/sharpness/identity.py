@@ -37,7 +37,7 @@ def identity(
     rest = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
     return {
         "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
-        "loss": _name(loss),
+        "loss": loss_name(loss),
         "dtype": str(borrowed.dtype).removeprefix("torch."),
         "device": next(iter(borrowed.originals.values())).device.type,
         "versions": dict(versions),
@@ -62,7 +62,7 @@ def _frozen(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
             yield f"frozen {name}", whole_of(p)
 
 
-def _name(loss: Loss | None) -> str | None:
+def loss_name(loss: Loss | None) -> str | None:
     """What tells a loss of the caller's from others, as far as code can be told apart."""
     if loss is None:
         return None

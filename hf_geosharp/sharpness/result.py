@@ -132,6 +132,14 @@ class Profile:
         return cls(**{**data, **{name: tuple(data[name]) for name in ("t", "geodesic", "straight")}})
 
 
+NATS, UNITS = "nats", "units of the loss"
+
+
+def unit_of(data: Mapping[str, Any]) -> str:
+    """In what a loss on these data (a result's ``data``) is told: nats, unless it is of numbers or the caller's own."""
+    return UNITS if data.get("labels") == "regression" or data.get("loss") is not None else NATS
+
+
 @dataclass(frozen=True)
 class SharpnessResult:
     """A score with everything needed to judge and repeat it.
@@ -177,6 +185,11 @@ class SharpnessResult:
     per: tuple[PartScore, ...] = ()
     profile: Profile | None = None
     schema: int = SCHEMA
+
+    @property
+    def unit(self) -> str:
+        """In what the losses and their rises are told: "nats", or "units of the loss" where that is another one."""
+        return unit_of(self.data)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; keys in a fixed order, NaN never among them."""

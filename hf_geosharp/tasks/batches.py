@@ -14,7 +14,7 @@ from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
 from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
-from hf_geosharp.tasks.labels import label_rule
+from hf_geosharp.tasks.labels import label_rule, predicts_numbers
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
 from hf_geosharp.tasks.validate import check_batches
@@ -126,7 +126,8 @@ def batches_from(
     _check_sizes(samples, batch_size)
     if not _is_dataset(data):
         batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
-        return _checked(batches, model, task, with_labels), identity
+        batches = _checked(batches, model, task, with_labels)
+        return batches, identity | _label_kind(model, batches, task)
     if len(data) == 0:
         raise DataError("The data set is empty.")
     if _encoded_key(data, model) is None:
@@ -148,7 +149,20 @@ def batches_from(
         wanted = floating or model_dtype(model)
         batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed, wanted)
         batches = _checked(batches, model, task, with_labels)
+        identity |= _label_kind(model, batches, task)
     return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
+
+
+def learns_numbers(model: Any, batches: Sequence[Batch], task: Task | str | None = None) -> bool:
+    """Whether a classifier takes the labels of batches for numbers to come near to: its loss is no log loss then."""
+    found = _find(model, task)
+    if found is None or found.token_level:
+        return False
+    return predicts_numbers(model.config) and any("labels" in batch for batch in batches)
+
+
+def _label_kind(model: Any, batches: Sequence[Batch], task: Task | str | None) -> dict[str, Any]:
+    return {"labels": "regression"} if learns_numbers(model, batches, task) else {}
 
 
 def _checked(batches: list[Batch], model: Any, task: Task | str | None, with_labels: bool) -> list[Batch]:

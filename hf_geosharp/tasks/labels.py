@@ -15,6 +15,7 @@ from typing import Any
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
 
 _HINT = 'Say which is which with --label-map \'{"label of the data": "label of the model", ...}\'.'
+_TEXTS = ("string", "large_string")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
     classes = int(config.num_labels)
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise DataError("The model gives several labels a sample (multi-label); only one label a sample is supported.")
-    if classes == 1 or getattr(config, "problem_type", None) == "regression":
+    if predicts_numbers(config):
         return LabelRule("regression", _regression_target, classes)
     ids = _model_ids(config)
     names = list(getattr(feature, "names", None) or [])
@@ -57,7 +58,13 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
         return LabelRule("label map", _by_user_map(label_map, ids, names, classes), classes)
     if names:
         return _class_label_rule(names, ids, classes, column)
-    return LabelRule("ids", lambda value: _by_name_or_number(value, ids), classes)
+    how = "names" if getattr(feature, "dtype", None) in _TEXTS else "ids"
+    return LabelRule(how, lambda value: _by_name_or_number(value, ids), classes)
+
+
+def predicts_numbers(config: Any) -> bool:
+    """Whether a classifier's config says that its outputs are numbers rather than the scores of classes."""
+    return getattr(config, "num_labels", None) == 1 or getattr(config, "problem_type", None) == "regression"
 
 
 def convert_labels(rule: LabelRule, values: Sequence[Any], rows: Sequence[int], column: str) -> list[int | float]:

@@ -15,6 +15,7 @@ from hf_geosharp.parallel import World
 from hf_geosharp.scoring import versions
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
+from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.objective import own_loss
 from hf_geosharp.sharpness.parts import Batch, excerpt
 from hf_geosharp.sharpness.result import SharpnessResult
@@ -22,7 +23,7 @@ from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
-from hf_geosharp.tasks.batches import accepted_keys, batches_from
+from hf_geosharp.tasks.batches import accepted_keys, batches_from, learns_numbers
 from hf_geosharp.tasks.kinds import readings, task_of_model
 from hf_geosharp.trainer.data import Choice, Source, choose, fitted
 from hf_geosharp.trainer.subject import subject
@@ -107,6 +108,11 @@ class Measurement:
                     data, scored, samples=choice.samples, batch_size=choice.batch_size, seed=choice.seed
                 )
                 identity = {"id": "batches", **identity}
+            named = "trainer" if compute is not None and loss is None else loss_name(loss)
+            if named is not None:
+                identity = {**identity, "loss": named}
+            elif learns_numbers(inner, batches):
+                identity = {**identity, "labels": "regression"}
             measurement = cls(tuple(batches), settings, identity, loss, compute, hooked)
             measurement._try(scored)
         return measurement

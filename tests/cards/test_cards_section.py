@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from hf_geosharp.cards import card, section
+from hf_geosharp.cards import card, entry, section
 from hf_geosharp.cards.reproduce import Recipe, recipe
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible
 from hf_geosharp.sharpness.settings import ASCENTS
@@ -43,6 +43,15 @@ def test_value_interval_settings_and_versions() -> None:
     assert "| 0.03 | 0.00400000 | 0.001 to 0.007 |" in text
     assert "None" not in text
     assert "$" not in text.replace("\n$ hf-geosharp", "")
+
+
+def test_a_loss_that_is_not_in_nats_says_whose_it_is() -> None:
+    own = make_result(data={"loss": "my.loss 0123456789ab"})
+    text = section.render(own, MODEL)
+    assert "**0.0125000** units of the loss ± 0.0005" in text
+    assert "| loss | `my.loss 0123456789ab`, 0.250000 units of the loss before the perturbation |" in text
+    assert "nats" not in text
+    assert entry.entry(own)["metrics"][0]["args"]["loss"] == "my.loss 0123456789ab"
 
 
 def test_the_command_takes_the_same_score() -> None:

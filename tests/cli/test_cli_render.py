@@ -131,3 +131,10 @@ def test_no_value_is_left_out_however_narrow_the_terminal(
     text = "".join(capsys.readouterr().out.split())
     for value in ("demo:digits-vit", "0.250000nats", "0.500000", "42forwards,40backwards,3.2s"):
         assert value in text
+
+
+def test_a_loss_that_is_not_in_nats_is_not_told_in_nats(result_with: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    render.show(result_with(data={"id": "scores.csv", "labels": "regression"}))
+    out = capsys.readouterr().out
+    assert "0.250000 units of the loss" in out
+    assert "nats" not in out

@@ -197,6 +197,9 @@ def test_the_words_are_those_of_the_case_and_the_metric() -> None:
     assert "Search settled" not in average
     model = page_of(full(data={"id": "d.csv", "labels": "model"})).text
     assert "so it starts from 0" in model
+    numbers = page_of(full(data={"id": "d.csv", "labels": "regression"})).text
+    assert "can raise the loss by this much, in units of the loss" in numbers
+    assert "nats" not in numbers
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -210,6 +210,30 @@ def test_a_loss_that_is_the_model_s_own_gives_the_model_s_own_score() -> None:
     assert quick(model, batches, loss=loss).geodesic_sharpness == pytest.approx(own, rel=1e-5)
 
 
+def test_a_loss_of_ones_own_is_named_and_is_in_no_nats() -> None:
+    own, plain = (quick(bert(), bert_batches(1), loss=loss) for loss in (per_label, None))
+    assert own.data["loss"].startswith(f"{__name__}.per_label ")
+    assert own.unit == "units of the loss"
+    assert "loss" not in plain.data
+    assert plain.unit == "nats"
+
+
+def per_label(outputs: Any, batch: Any) -> Tensor:
+    return nn.functional.multi_margin_loss(outputs.logits, batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_loss_on_numbers_is_in_no_nats(encoded: bool) -> None:
+    from datasets import Dataset
+
+    batch = bert_batches(1)[0]
+    batch["labels"] = batch["labels"].double() / 3
+    data: Any = Dataset.from_dict({k: v.tolist() for k, v in batch.items()}) if encoded else [batch]
+    result = quick(bert(num_labels=1), data, batch_size=len(batch["labels"]))
+    assert result.data["labels"] == "regression"
+    assert result.unit == "units of the loss"
+
+
 def base_batches() -> list[dict[str, Tensor]]:
     return [{k: v for k, v in b.items() if k != "labels"} | {"_target": b["labels"]} for b in bert_batches(1)]
 

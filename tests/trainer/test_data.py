@@ -184,12 +184,13 @@ def test_the_trainers_loss_is_measured_when_asked_for(tmp_path: Path, changes: A
     whole = [batch([data[i] for i in range(24)])]
     trained = trainer(tmp_path, model=randomise(bert(), scale=0.8), train_dataset=data, **changes)
     settings = {"steps": 3, "reproducibility": False}
-    GeodesicSharpnessCallback(
-        samples=24, batch_size=24, micro_batch=24, loss="trainer", **settings
-    ).attach(trained)  # fmt: skip
+    callback = GeodesicSharpnessCallback(samples=24, batch_size=24, micro_batch=24, loss="trainer", **settings)
+    callback.attach(trained)
     expected = score(trained.model, whole, loss=oracle, **settings).geodesic_sharpness
     assert expected != pytest.approx(score(trained.model, whole, **settings).geodesic_sharpness, rel=0.02)
     assert trained.evaluate()[KEY] == pytest.approx(expected, rel=2e-3)
+    ((_, result),) = callback.results
+    assert result.data["loss"] == "trainer"
 
 
 @pytest.mark.parametrize(
