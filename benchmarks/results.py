@@ -196,11 +196,11 @@ def _scaling(data: Data) -> list[str]:
     ]
     return [
         paragraph(
-            f"{count} processes with one thread each against one with one thread, on {data['batches']} batches of "
-            f"{data['samples']} samples of {data['model']} (`benchmarks/scaling.py`). *Machine*: time of one over the "
-            f"time in which {count} do the same side by side, each for itself, times {count}: what the machine gives. "
-            f"*Strong*: time of one over time of {count} for the same work, at best {count}. *Computing*: the same of "
-            f"processor time, that of the process which needed most. *Weak*: time of one over time of {count} for "
+            f"{count} processes with one thread each against one with one thread, on batches of {data['samples']} "
+            f"samples of {data['model']} (`benchmarks/scaling.py`). *Machine*: time of one over the time in which "
+            f"{count} do the same side by side, each for itself, times {count}: what the machine gives. *Strong*: "
+            f"time of one over time of {count} for the same work, at best {count}. *Computing*: the same of processor "
+            f"time, that of the process which needed most. *Weak*: time of one over time of {count} for "
             f"{count} times the work, at best 1. Batches, and the measurements that prove the symmetries, are spread "
             "over the processes; the second run for reproducibility is one batch more, which one process does. All are "
             "calls in processes that stand there: until it has model and data, one takes "
