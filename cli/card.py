@@ -35,6 +35,7 @@ _OF_PLACE = {"revision", "token"}
     metavar="FILE",
     help="Take the score from this JSON file, which --json wrote, instead of computing it.",
 )
+@click.option("--force", is_flag=True, help="With --result: also where the score is of another model.")
 @click.option("--remove", is_flag=True, help="Take the score and its section out of the card.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("--to", metavar="FILE|-", help="Write the card to FILE, or print it, and leave the original as it is.")
@@ -55,6 +56,7 @@ def command(
     /,
     target: str,
     result_file: Path | None,
+    force: bool,
     remove: bool,
     dry_run: bool,
     to: str | None,
@@ -73,7 +75,7 @@ def command(
     """
     from hf_geosharp.cards.push import is_first_rank
 
-    _check_options(ctx, result_file=result_file, remove=remove, plot=plot, push=push, to=to, dry_run=dry_run)
+    _check_options(ctx, result_file=result_file, force=force, remove=remove, plot=plot, push=push, to=to, dry_run=dry_run)
     libraries.hush(debug=is_debug(ctx), bars=False)
     place = _find(target, options["revision"], options["token"])
     if push and place.hub is None:
@@ -83,7 +85,12 @@ def command(
         from hf_geosharp import figures
 
         figures.require()
-    result = None if remove else _result(ctx, place, before, result_file, options, quiet)
+    if remove:
+        result = None
+    elif result_file is not None:
+        result = _read(result_file, place, force=force)
+    else:
+        result = _taken(ctx, place, before, options, quiet)
     edit = _editor(place, before, result, PICTURE if plot else None)
     if push and not dry_run:
         assert place.hub is not None
@@ -123,6 +130,8 @@ def _check_options(ctx: click.Context, **given: Any) -> None:
     ]
     if of_push:
         raise click.UsageError(f"--{of_push[0].replace('_', '-')} needs --push")
+    if given["force"] and given["result_file"] is None:
+        raise click.UsageError("--force needs --result: a score that is taken now is of the model itself")
     if given["result_file"] is None and not given["remove"]:
         return
     for name in _score_option_names(ctx):
@@ -150,19 +159,12 @@ def _find(target: str, revision: str | None, token: str | None) -> cards.Place:
     return cards.Place(name=target, model=target, hub=Hub(target, revision=revision, token=token))
 
 
-def _result(
-    ctx: click.Context,
-    place: cards.Place,
-    before: bytes | None,
-    result_file: Path | None,
-    options: dict[str, Any],
-    quiet: bool,
+def _taken(
+    ctx: click.Context, place: cards.Place, before: bytes | None, options: dict[str, Any], quiet: bool
 ) -> SharpnessResult:
-    """The score that was given, or one that is taken once the card is known to be one that can hold it."""
+    """A score that is taken once the card is known to be one that can hold it."""
     from hf_geosharp.cards import card
 
-    if result_file is not None:
-        return _read(result_file, place)
     if before is not None:
         card.check(before)
     return _score(ctx, place, options, quiet)
@@ -181,14 +183,21 @@ def _editor(
     return lambda content: card.remove(content or b"")
 
 
-def _read(path: Path, place: cards.Place) -> SharpnessResult:
-    from hf_geosharp.cards.entry import public_name
+def _read(path: Path, place: cards.Place, *, force: bool) -> SharpnessResult:
+    """The score in a file.
+
+    Raises:
+        UsageError: it is of another model than the card, unless ``force``.
+    """
     from hf_geosharp.sharpness.reading import read_result
 
     result = read_result(path)
-    scored = public_name(result.model).rpartition("/")[2].removeprefix(demos.PREFIX)
-    if scored and scored.lower() != place.name.rpartition("/")[2].lower():
-        say(f"warning: the score is of {scored}, the card of {place.name}")
+    name = place.named_otherwise(result.model)
+    if name is not None:
+        text = f"the score is of {name}, the card of {place.name}"
+        if place.is_other(result.model) and not force:
+            raise UsageError(f"{text}. Take the score of that model, or pass --force")
+        say(f"warning: {text}")
     return result
 
 

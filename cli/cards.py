@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_geosharp import demos
 from hf_geosharp.cli.errors import say
 from hf_geosharp.errors import CardError, GeosharpError
 
@@ -39,6 +41,24 @@ class Place:
             return self.demo.read_bytes()
         assert self.file is not None
         return files.read(self.file)
+
+    def named_otherwise(self, identity: Mapping[str, Any]) -> str | None:
+        """The name of what was scored, where that is not the name of this model."""
+        from hf_geosharp.cards.entry import public_name
+
+        scored = public_name(identity).rpartition("/")[2].removeprefix(demos.PREFIX)
+        return scored if scored and scored.lower() != self.name.rpartition("/")[2].lower() else None
+
+    def is_other(self, identity: Mapping[str, Any]) -> bool:
+        """Whether what was scored is surely another model: both are of the Hub, or demos, and have other names.
+
+        A folder may be called otherwise than the model that it became on the Hub.
+        """
+        from hf_geosharp.cards.entry import on_hub
+
+        demo = str(identity.get("id", "")).startswith(demos.PREFIX)
+        alike = (self.hub is not None and on_hub(identity)) or (self.demo is not None and demo)
+        return alike and self.named_otherwise(identity) is not None
 
 
 def find_local(target: str) -> Place | None:

@@ -93,6 +93,21 @@ def test_the_card_of_a_demo_is_printed(run: Run, score_file: str) -> None:
     assert "warning: the score is of small-bert, the card of vader-bert" in done.stderr
 
 
+def test_a_score_of_another_model_needs_to_be_forced(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(make_result(model={**make_result().model, "id": "demo:digits-vit", "revision": None}).to_json())
+    done = run("card", "demo:vader-bert", "--result", str(path), "-q")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the score is of digits-vit, the card of vader-bert. Take the score of that model, or pass --force" in (
+        done.stderr
+    )
+    done = run("card", "demo:vader-bert", "--result", str(path), "--force", "-q")
+    assert done.exit_code == 0
+    assert "warning: the score is of digits-vit, the card of vader-bert" in done.stderr
+    assert run("card", "demo:digits-vit", "--result", str(path), "-q").stderr == ""
+    assert run("card", "demo:digits-vit", "--force").exit_code == 2
+
+
 @pytest.mark.parametrize("args", [[], ["--dry-run"]])
 def test_a_card_that_cannot_be_merged_is_left_alone(run: Run, model: Path, score_file: str, args: list[str]) -> None:
     broken = b"---\nlicense: [mit\n---\n"
@@ -257,6 +272,14 @@ def test_a_card_of_the_hub_is_compared_and_then_pushed(shell: Shell, score_file:
     assert "needs no change" in shell("me/small-bert", "--result", score_file, "--push").stderr
     removed = shell("me/small-bert", "--remove", "--push", "--commit-message", "Without it")
     assert (removed.returncode, repo.card(), shell.hub.messages[-1]) == (0, CARD, "Without it")
+
+
+def test_a_score_of_another_model_of_the_hub_is_not_pushed(shell: Shell, score_file: str) -> None:
+    shell.hub.add("me/large-bert", CARD)
+    done = shell("me/large-bert", "--result", score_file, "--push")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "the score is of small-bert, the card of me/large-bert" in done.stderr
+    assert shell.hub.count("commit") == 0
 
 
 def test_elsewhere_a_pull_request_is_opened(shell: Shell, score_file: str) -> None:
