@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     snippets = blocks("python")
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     names: dict[str, Any] = {}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/inspect.md, snippet {number}", "exec"), names)
