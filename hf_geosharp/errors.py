@@ -27,7 +27,7 @@ class ModelError(GeosharpError):
 
 
 class UnsupportedModelError(ModelError):
-    """No score is possible for a model of this kind: quantised, offloaded or on the meta device."""
+    """No score is possible for a model of this kind: quantised, offloaded, on the meta device, or without a task."""
 
     exit_code = 3
 

@@ -38,7 +38,8 @@ class Journal:
         """Reads what is there; :meth:`start` has to be called before anything is written.
 
         Raises:
-            UsageError: the folder cannot be made, or its journal is of another run: the difference is named.
+            GeosharpError: the folder cannot be made.
+            UsageError: its journal is of another run: the difference is named.
             DataError: a file is damaged in its middle.
         """
         self.folder, self.rank = Path(folder), rank
@@ -47,7 +48,7 @@ class Journal:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"output: cannot make the folder {self.folder}: {error.strerror or error}") from error
+            raise GeosharpError(f"output: cannot make the folder {self.folder}: {error.strerror or error}") from error
         self.files = [self._lines(path) for path in sorted(self.folder.glob("journal-*.jsonl"))]
         """The lines of each file, without headers."""
 

@@ -16,6 +16,7 @@ from hf_geosharp.sharpness.result import SharpnessResult
 
 _TOLERANCE = 1e-6
 _SHOWN = 60
+_MAKE_ONE = "Make one with 'hf-geosharp score --json FILE'"
 
 
 def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
@@ -36,10 +37,13 @@ def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name} is no JSON of a result: {error}") from None
     if not isinstance(data, dict):
-        raise DataError(f"{name} is no result: it holds no JSON object. Make one with 'hf-geosharp score --json FILE'")
+        raise DataError(f"{name} is no result: it holds no JSON object. {_MAKE_ONE}")
     odd = next(_no_text(data), None)
     if odd is not None:
         raise DataError(f"{name} holds a character that no text has: {odd}. A terminal or a page could take it amiss")
+    other = data.get("kind", "inspection" if "sites" in data else None)
+    if other is not None:
+        raise DataError(f"{name} is no result: it holds another thing ({str(other)[:_SHOWN]}). {_MAKE_ONE}")
     try:
         result = SharpnessResult.from_dict(data)
     except DataError as error:

@@ -268,8 +268,8 @@ def _whole_batches(
     empty = f" ({skipped} empty ones are not counted)" if skipped else ""
     if count == 0:
         raise DataError(
-            f"There are {len(samples)} samples{empty}, fewer than one batch of {batch_size}. Lower --batch-size"
-            + (", or raise --samples." if len(samples) >= asked else ", or pass more data.")
+            f"There are {len(samples)} samples{empty}, fewer than one batch of {batch_size}. Lower the batch size"
+            + (", or raise the number of samples." if len(samples) >= asked else ", or pass more data.")
         )
     dropped = len(samples) - count * batch_size
     if len(samples) < asked:

@@ -77,7 +77,7 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
 
     Raises:
         UsageError: No task is called so, or the config names no architecture.
-        ModelError: Its architecture does none of the tasks.
+        UnsupportedModelError: Its architecture does none of the tasks.
     """
     if name != "auto":
         return find_task(name)
@@ -89,7 +89,7 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
         )
     found = task_of_config(raw)
     if found is None:
-        raise ModelError(
+        raise UnsupportedModelError(
             f"{source.id} is a {architectures[0]}, which does none of the tasks that can be scored: {task_names()}. "
             "If its weights have such a head all the same, name it with --task."
         )

@@ -98,6 +98,8 @@ def test_a_folder_that_score_wrote(run: Run, tmp_path: Path) -> None:
         (["empty", "-o", "-"], 1, "empty holds no result"),
         (["broken", "-o", "-"], 1, "bad.json is no JSON"),
         (["broken/bad.json", "-o", "-"], 1, "bad.json is no JSON"),
+        (["comparison.json", "-o", "-"], 1, "it holds another thing (comparison). Make one with 'hf-geosharp score"),
+        (["inspection.json", "-o", "-"], 1, "it holds another thing (inspection)"),
         (["other.json", "-o", "-"], 1, "schema None"),
         (["edited.json", "-o", "-"], 1, "its score is not that of its curve"),
         (["one.json", "one.json", "-o", "-"], 1, "2 times"),
@@ -114,7 +116,9 @@ def test_bad_input(
     write(tmp_path, "edited", bare("two"), geodesic_sharpness=0.1)
     write(tmp_path / "folder", "edited", bare("two"), geodesic_sharpness=0.1)
     Path("broken/bad.json").write_text("{")
-    Path("other.json").write_text(json.dumps({"kind": "comparison"}))
+    Path("comparison.json").write_text(json.dumps({"schema": 1, "kind": "comparison", "ranking": []}))
+    Path("inspection.json").write_text(json.dumps({"schema": 1, "sites": []}))
+    Path("other.json").write_text(json.dumps({"ranking": []}))
     done = run("report", *arguments)
     assert done.exit_code == code, done.output
     assert said in done.stderr

@@ -281,8 +281,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UsageError, match="output: cannot make the folder"):
+        with pytest.raises(GeosharpError, match="output: cannot make the folder") as caught:
             run(folder)
+        assert caught.value.exit_code == 1
 
 
 def test_two_runs_do_not_write_one_journal(tmp_path: Path) -> None:

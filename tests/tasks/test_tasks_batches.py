@@ -195,7 +195,7 @@ def test_bad_data(model, data, error, culprit):
 
 
 def test_too_few_rows(model):
-    with pytest.raises(DataError, match=r"12 samples, fewer than one batch of 128.*--batch-size"):
+    with pytest.raises(DataError, match=r"12 samples, fewer than one batch of 128.*Lower the batch size"):
         batches_from(TEXTS, model, processor=make_tokenizer())
     with pytest.raises(UsageError, match="at least 1"):
         batches_from(TEXTS, model, batch_size=0)
