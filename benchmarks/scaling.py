@@ -121,7 +121,9 @@ def compare(world: World, model: nn.Module, batches: Sequence[subjects.Batch], p
         return run
 
     jobs: list[tuple[str, Work, int]] = [("passes of the model alone", plain, passes)]
-    jobs += [(f"{title}, {count * times} batches", scored(settings), count * times) for title, settings, times in SCORES]
+    jobs += [
+        (f"{title}, {count * times} batches", scored(settings), count * times) for title, settings, times in SCORES
+    ]
     return {
         "processes": world.size,
         "rows": [{"what": title, **_ratios(world, run, size, repeats)} for title, run, size in jobs],

@@ -75,7 +75,9 @@ def command(
     """
     from hf_geosharp.cards.push import is_first_rank
 
-    _check_options(ctx, result_file=result_file, force=force, remove=remove, plot=plot, push=push, to=to, dry_run=dry_run)
+    _check_options(
+        ctx, result_file=result_file, force=force, remove=remove, plot=plot, push=push, to=to, dry_run=dry_run
+    )
     libraries.hush(debug=is_debug(ctx), bars=False)
     place = _find(target, options["revision"], options["token"])
     if push and place.hub is None:

@@ -55,11 +55,14 @@ def _pictures(result: SharpnessResult) -> Iterator[Picture]:
     if profile is not None:
         alt = (
             "Rise of the loss of the first batch on the way to its worst perturbation. At the end it is "
-            f"{number(profile.geodesic[-1])} {result.unit} along the geodesic and {number(profile.straight[-1])} along the "
-            "straight line."
+            f"{number(profile.geodesic[-1])} {result.unit} along the geodesic and {number(profile.straight[-1])} along "
+            "the straight line."
         )
         yield Picture(
-            "profile", "The way to the worst perturbation", alt, lambda title: plots.profile_figure(profile, title, result.unit)
+            "profile",
+            "The way to the worst perturbation",
+            alt,
+            lambda title: plots.profile_figure(profile, title, result.unit),
         )
     if len(result.per_batch) > 1:
         yield Picture(

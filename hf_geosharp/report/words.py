@@ -87,8 +87,8 @@ def meaning(result: SharpnessResult) -> list[str]:
     if result.mode == "worst":
         what = (
             f"A perturbation of the weights of length at most ρ = {result.rho:g} can raise the loss by this much, in "
-            f"{result.unit} ({of}). It is the largest rise that a search of at most {counted(result.steps, 'step', 'steps')} "
-            "found, so a lower bound of the largest there is."
+            f"{result.unit} ({of}). It is the largest rise that a search of at most "
+            f"{counted(result.steps, 'step', 'steps')} found, so a lower bound of the largest there is."
         )
     else:
         what = (

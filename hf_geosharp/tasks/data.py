@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_SPLIT = "train"
 _SHIPPED_TEXT = "demos/text/data/train.parquet"
 _SHIPPED_ID = "shipped text"
+
+_MOST_OF_A_CAUSE = 300
 
 # load_dataset takes no path of a single file, so the extension names the builder.
 _BUILDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -258,6 +262,7 @@ def _open_built(request: _Request, path: Path) -> tuple[datasets.Dataset, str, s
     if path.is_file():
         kind, options = _builder_of(request, path)
     elif path.is_dir():
+        _check_folder(request, path)
         kind = str(path)
     else:
         options = {"token": request.token, "revision": request.revision}
@@ -274,7 +279,29 @@ def _builder_of(request: _Request, path: Path) -> tuple[str, dict[str, Any]]:
     if path.stat().st_size == 0:
         raise DataError(f"{request.id} is empty.")
     kind, options = _BUILDERS[path.suffix.lower()]
-    return kind, {**options, "data_files": str(path)}
+    # The library takes names for patterns.
+    return kind, {**options, "data_files": glob.escape(str(path))}
+
+
+def _check_folder(request: _Request, path: Path) -> None:
+    """Names that the library takes for patterns are refused; files that it leaves out are told.
+
+    Raises:
+        DataError: The folder's name is a pattern.
+    """
+    if glob.has_magic(str(path)):
+        raise DataError(
+            f"{request.id} cannot be read: its name holds one of * ? [, which make it a pattern. Rename the folder, or "
+            "pass a file in it."
+        )
+    kinds = sorted({_BUILDERS[file.suffix.lower()][0] for file in path.iterdir() if file.suffix.lower() in _BUILDERS})
+    if len(kinds) > 1:
+        warnings.warn(
+            f"{request.id} holds files of several kinds ({', '.join(kinds)}), of which one is read: the most frequent. "
+            "Pass a file to choose.",
+            GeosharpWarning,
+            stacklevel=6,
+        )
 
 
 def _pick_split(request: _Request, there: list[str]) -> str:
@@ -319,9 +346,15 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
     if "Config name is missing" in text or "BuilderConfig" in text:
         return DataError(f"{request.id}: choose its configuration with --data-config. {' '.join(str(error).split())}")
     if isinstance(error, DatasetGenerationError):
-        cause = error.__cause__
-        return DataError(f"{request.id} cannot be read: {text} {_first_line(cause) if cause else ''}".rstrip())
+        return DataError(f"{request.id} cannot be read: {text} {_cause(error)}".rstrip())
     return DataError(f"{request.id} cannot be read: {type(error).__name__}: {text}")
+
+
+def _cause(error: BaseException) -> str:
+    """Why data could not be made: the error behind it, or the second paragraph of one that tells all itself."""
+    cause = error.__cause__
+    behind = "".join(str(error).split("\n\n")[1:2]) if cause is None else str(cause) or type(cause).__name__
+    return textwrap.shorten(behind, _MOST_OF_A_CAUSE, placeholder=" ...")
 
 
 def _first_line(error: BaseException) -> str:

@@ -106,6 +106,31 @@ def test_the_cause_of_a_failed_build_is_shown(tmp_path):
         load(tmp_path / "broken.json")
 
 
+def test_files_of_other_columns_are_told(tmp_path):
+    for name, column in (("a", "text"), ("b", "words")):
+        (tmp_path / f"{name}.csv").write_text(f"{column},label\ngood film,1\n")
+    with pytest.raises(DataError, match=r"cannot be read:.*(different|same columns).*words"):
+        load(tmp_path)
+
+
+def test_names_that_are_patterns(tmp_path):
+    folder = tmp_path / "part[1]"
+    folder.mkdir()
+    (folder / "rows*.csv").write_text("text,label\ngood film,1\n")
+    (folder / "rows1.csv").write_text("text,label\nbad film,0\n")
+    dataset, _ = load(folder / "rows*.csv")
+    assert dataset["text"] == ["good film"]
+    with pytest.raises(DataError, match="its name holds one of"):
+        load(folder)
+
+
+def test_files_of_several_kinds_are_told(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\ngood film,1\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "bad film", "label": 0}\n')
+    with pytest.warns(GeosharpWarning, match=r"several kinds \(csv, json\)"):
+        load(tmp_path)
+
+
 def test_scripts_are_not_run(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.py").write_text("raise SystemExit('ran')")
