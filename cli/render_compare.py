@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison, Ranked, Skipped
     from hf_geosharp.correlation import Correlation
 
+_WIDTH = 80
 _APART = {True: Text("yes", "green"), False: Text("NO", "bold red"), None: Text("unknown", "yellow")}
 
 
@@ -31,7 +32,10 @@ def _print(what: RenderableType) -> None:
     # A terminal that cannot show a character gets '?' rather than a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    Console().print(what)
+    console = Console()
+    # A narrower terminal breaks lines; a narrower table would lose columns.
+    console.width = max(console.width, _WIDTH)
+    console.print(what)
 
 
 def table(comparison: Comparison) -> RenderableType:

@@ -46,6 +46,14 @@ def test_the_table_says_which_neighbours_cannot_be_told_apart(run: Run, zoo: lis
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
+def test_a_narrow_terminal_loses_no_column(run: Run, zoo: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = []
+    for columns in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        printed.append(run("compare", *zoo).stdout)
+    assert printed[0] == printed[1]
+
+
 def test_json_goes_to_stdout_alone(run: Run, zoo: list[str]) -> None:
     done = run("compare", *zoo, "--json", "-")
     found = json.loads(done.stdout)
