@@ -26,6 +26,10 @@ class ModelError(GeosharpError):
     """The model cannot be scored as it is: missing weights, NaN in a parameter, no loss, ..."""
 
 
+class InputsError(ModelError, ValueError):
+    """No inputs of a model can be made up: it needs an example batch."""
+
+
 class UnsupportedModelError(ModelError):
     """No score is possible for a model of this kind: quantised, offloaded, on the meta device, or without a task."""
 

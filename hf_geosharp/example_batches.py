@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import DataError, UsageError
+from hf_geosharp.errors import DataError, InputsError, UsageError
 from hf_geosharp.symmetry.inputs import Recipe, call, recipe
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
@@ -83,7 +83,7 @@ def runnable(
         try:
             known = recipe(model)
             return fitted(model, dtype, [known.first, known.batch_for(model, seed=1)]), known
-        except ValueError as error:
+        except InputsError as error:
             raise UsageError(f"{str(error).partition(';')[0]}. {advice(model)}") from error
     if not batches:
         raise UsageError("there is no example batch: the list is empty")

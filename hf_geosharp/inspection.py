@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
-from hf_geosharp.errors import DataError, UsageError
+from hf_geosharp.errors import DataError, InputsError, UsageError
 from hf_geosharp.example_batches import Batch, advice, fitted, runnable, stored_batches
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import borrow, check
@@ -313,7 +313,7 @@ def _measured(
                 # Of a length that the largest group asks for.
                 try:
                     trials = fitted(model, held.dtype, example_batches(model, found, known))
-                except ValueError as error:
+                except InputsError as error:
                     raise UsageError(f"{str(error).partition(';')[0]}. {advice(model)}") from error
             verified = prove(model, found, trials, each=True)
         heads: Sequence[HeadHealth] = ()

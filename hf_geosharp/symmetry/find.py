@@ -75,7 +75,7 @@ def find_symmetries(
         alive: called again and again while it searches, which may take minutes.
 
     Raises:
-        ValueError: no inputs were given and none can be made up.
+        InputsError: no inputs were given and none can be made up.
     """
     inputs = synthetic(model) if inputs is None else inputs
     digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.errors import InputsError
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, probe
@@ -244,7 +245,7 @@ def test_a_model_without_attention_has_an_empty_map() -> None:
 
 
 def test_a_model_whose_input_cannot_be_made_up_says_which_it_is() -> None:
-    with pytest.raises(ValueError, match=r"'input'.*example batch"):
+    with pytest.raises(InputsError, match=r"'input'.*example batch"):
         find_symmetries(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
 
 

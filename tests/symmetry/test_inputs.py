@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from benchmarks import tiny
+from hf_geosharp.errors import InputsError
 from hf_geosharp.symmetry.inputs import recipe, synthetic
 from tests.families import identical, state
 
@@ -113,7 +114,7 @@ def test_the_model_its_modes_and_the_random_state_come_back() -> None:
 
 
 def test_what_cannot_be_made_up_is_named_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"input 'molecule' of Strange \(TypeError.*pass an example batch"):
+    with pytest.raises(InputsError, match=r"input 'molecule' of Strange \(TypeError.*pass an example batch"):
         synthetic(Strange())
 
 

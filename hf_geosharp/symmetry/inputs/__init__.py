@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hf_geosharp.errors import InputsError
 from hf_geosharp.symmetry.inputs.calls import call, output_tensors, without_adapter
 from hf_geosharp.symmetry.inputs.draft import Batch, Draft, Part
 from hf_geosharp.symmetry.inputs.images import images
@@ -42,7 +43,7 @@ def synthetic(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: in
     that read several kinds get all of them, or those they run with. The model comes back as it was.
 
     Raises:
-        ValueError: the model wants an input that cannot be made up; pass an example batch instead.
+        InputsError: the model wants an input that cannot be made up; pass an example batch instead.
     """
     return recipe(model, rows=rows, tokens=tokens, seed=seed).first
 
@@ -69,7 +70,7 @@ class Recipe:
         """The same, and a model that is not large has run on it: made in another way if it does not.
 
         Raises:
-            ValueError: no way does.
+            InputsError: no way does.
         """
         batch = self.batch(rows=rows, tokens=tokens, seed=seed)
         if sum(p.numel() for p in model.parameters()) > LARGE:
@@ -84,7 +85,7 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
     """The way to make inputs of a model that :func:`synthetic` goes, found by running it.
 
     Raises:
-        ValueError: the model wants an input that cannot be made up; pass an example batch instead.
+        InputsError: the model wants an input that cannot be made up; pass an example batch instead.
     """
     # An adapter's wrapper takes anything and hands it on to the model inside.
     model = without_adapter(model)
@@ -108,7 +109,7 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
                     break
     wanted = ", ".join(map(repr, draft.unknown)) or repr(draft.main)
     reason = f" ({type(first).__name__}: {' '.join(str(first).split())[:300]})" if first else ""
-    raise ValueError(f"cannot make up the input {wanted} of {type(model).__name__}{reason}; pass an example batch")
+    raise InputsError(f"cannot make up the input {wanted} of {type(model).__name__}{reason}; pass an example batch")
 
 
 def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
