@@ -37,6 +37,9 @@ def recipe(result: SharpnessResult, model: str) -> Recipe:
         return Recipe(
             None, "It was taken from Python, on data and with a model of the caller's, by `hf_geosharp.score`."
         )
+    if result.model.get("step") is not None:
+        step = result.model["step"]
+        return Recipe(None, f"It was taken in training, at step {step}, by `hf_geosharp.GeodesicSharpnessCallback`.")
     line = shlex.join(["hf-geosharp", "score", _model(result.model, model), *_options(result)])
     notes = []
     if result.data.get("labels") == "label map":

@@ -45,6 +45,13 @@ def test_value_interval_settings_and_versions() -> None:
     assert "$" not in text.replace("\n$ hf-geosharp", "")
 
 
+def test_of_a_score_from_a_training_there_is_no_command() -> None:
+    result = make_result(model={**make_result().model, "step": 12}, data={"id": "train_dataset"})
+    how = recipe(result, MODEL)
+    assert how.line is None
+    assert how.markdown() == "It was taken in training, at step 12, by `hf_geosharp.GeodesicSharpnessCallback`."
+
+
 def test_a_loss_that_is_not_in_nats_says_whose_it_is() -> None:
     own = make_result(data={"loss": "my.loss 0123456789ab"})
     text = section.render(own, MODEL)
