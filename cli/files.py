@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError
 
 
@@ -13,8 +14,7 @@ class Target:
 
     def __init__(self, option: str, path: Path | None) -> None:
         self._option = option
-        # Through links, so that a link to a file stays one.
-        self._path = None if path is None else Path(os.path.realpath(path))
+        self._path = None if path is None else atomic.destination(path)
 
     def check(self) -> None:
         """Fail now rather than after the work.
@@ -28,7 +28,7 @@ class Target:
             raise GeosharpError(f"{self._option}: there is no folder {self._path.parent}; create it first")
         if self._path.is_dir():
             raise GeosharpError(f"{self._option}: {self._path} is a folder; give the name of a file")
-        if not os.access(self._path.parent, os.W_OK):
+        if not os.access(self._path if atomic.is_special(self._path) else self._path.parent, os.W_OK):
             raise GeosharpError(f"{self._option}: no permission to write {self._path}")
 
     def write(self, text: str) -> None:
@@ -39,11 +39,7 @@ class Target:
         """
         if self._path is None:
             return
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         try:
-            temporary.write_bytes(text.encode())
-            os.replace(temporary, self._path)
+            atomic.put(self._path, text.encode())
         except OSError as error:
             raise GeosharpError(f"{self._option}: cannot write {self._path}: {error.strerror or error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)

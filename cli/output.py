@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Protocol
 
 import click
 
+from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError
 
 
@@ -24,8 +24,7 @@ class JsonTarget:
 
     def __init__(self, target: str | None):
         self.is_stdout = target == "-"
-        # Through links, so that a link to a file stays one.
-        self._path = None if target is None or self.is_stdout else Path(os.path.realpath(target))
+        self._path = None if target is None or self.is_stdout else atomic.destination(target)
 
     def check(self) -> None:
         """Fail now rather than after the score has been computed.
@@ -40,7 +39,7 @@ class JsonTarget:
             raise GeosharpError(f"--json: there is no folder {folder}; create it first")
         if self._path.is_dir():
             raise GeosharpError(f"--json: {self._path} is a folder; give the name of a file")
-        if not os.access(self._path if self._is_special() else folder, os.W_OK):
+        if not os.access(self._path if atomic.is_special(self._path) else folder, os.W_OK):
             raise GeosharpError(f"--json: no permission to write {self._path}")
 
     def write(self, result: HasJson) -> None:
@@ -54,21 +53,6 @@ class JsonTarget:
             click.echo(result.to_json().encode())
         elif self._path is not None:
             try:
-                self._write_file(self._path, (result.to_json() + "\n").encode())
+                atomic.put(self._path, (result.to_json() + "\n").encode())
             except OSError as error:
                 raise GeosharpError(f"--json: cannot write {self._path}: {error.strerror or error}") from error
-
-    def _write_file(self, path: Path, content: bytes) -> None:
-        if self._is_special():
-            path.write_bytes(content)
-            return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _is_special(self) -> bool:
-        """A device or pipe must be written to; replacing it would put a file in its place."""
-        return self._path is not None and self._path.exists() and not self._path.is_file()

@@ -7,17 +7,20 @@ import stat
 import tempfile
 from pathlib import Path
 
+from hf_geosharp import atomic
 from hf_geosharp.errors import CardError, GeosharpError
 
 
 def read(path: Path) -> bytes | None:
-    """The bytes of a card; None if there is no file.
+    """The bytes of a card; None if there is no file, or a device or a pipe.
 
     Raises:
         GeosharpError: It cannot be read.
         CardError: It is in the Hub's cache.
     """
     refuse_cache(path)
+    if atomic.is_special(path):
+        return None
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -35,9 +38,9 @@ def write(path: Path, content: bytes, before: bytes | None) -> None:
     """
     if read(path) != before:
         raise GeosharpError(f"{path} was changed by somebody else meanwhile; nothing was written. Run it again")
-    target = Path(os.path.realpath(path))
+    target = atomic.destination(path)
     try:
-        _write(target, content)
+        (atomic.put if atomic.is_special(target) else _write)(target, content)
     except OSError as error:
         raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
 
