@@ -417,7 +417,7 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
                 f"Batch {number}: the model's forward takes no {key!r}. Leave it out, or call it '_{key}' if only "
                 "your loss reads it."
             )
-        tidied[name] = tidy(value, floating)
+        tidied[name] = tidy(value, floating, name == "labels")
     if _rows(tidied) == 0:
         raise DataError(f"Batch {number} is empty.")
     return tidied

@@ -28,7 +28,10 @@ def collate(
     Raises:
         DataError: A key's values differ in length and there is no tokenizer to pad them.
     """
-    return {key: tidy(_stack(key, [sample[key] for sample in samples], tokenizer), floating) for key in samples[0]}
+    return {
+        key: tidy(_stack(key, [sample[key] for sample in samples], tokenizer), floating, key == "labels")
+        for key in samples[0]
+    }
 
 
 def _stack(key: str, values: list[Any], tokenizer: Any) -> torch.Tensor:
@@ -61,14 +64,17 @@ def model_dtype(model: Any) -> torch.dtype:
     return torch.float64 if weights is not None and weights.dtype == torch.float64 else torch.float32
 
 
-def tidy(tensor: torch.Tensor, floating: torch.dtype | None = None) -> torch.Tensor:
-    """The tensor on the CPU, whole numbers (and booleans) as int64, others as float32 or what is asked for."""
+def tidy(tensor: torch.Tensor, floating: torch.dtype | None = None, number: bool = False) -> torch.Tensor:
+    """The tensor on the CPU, whole numbers as int64, fractions as float32 or what is asked for.
+
+    Booleans stay what they are, for torch's own attention takes no other masks, unless it has to be a ``number``.
+    """
     import torch
 
     if tensor.is_inference():
         # Autograd cannot keep what was made in inference mode.
         tensor = tensor.clone()
-    if tensor.is_complex():
+    if tensor.is_complex() or (tensor.dtype == torch.bool and not number):
         return tensor.detach().cpu()
     wanted = (floating or torch.float32) if tensor.is_floating_point() else torch.int64
     return tensor.detach().to(device="cpu", dtype=wanted)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.tasks.batches import batches_from, make_batches
+from hf_geosharp.tasks.collate import collate
 from hf_geosharp.tasks.kinds import find_task
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model, model_inputs
@@ -240,3 +241,26 @@ def test_targets_leave_the_model_as_it_was(model):
         assert model.training
     finally:
         model.eval()
+
+
+def test_booleans_stay_what_they_are():
+    class Encoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x, mask, labels):
+            y, _ = self.attention(x, x, x, key_padding_mask=mask, need_weights=False)
+            return {"loss": (y.mean((1, 2)) - labels.float()).square()}
+
+    mask = torch.tensor([[False, False, True], [False, True, True]])
+    batch = {"x": torch.rand(2, 3, 4), "mask": mask, "labels": torch.tensor([True, False])}
+    (found,), _ = batches_from([batch], Encoder())
+    assert found["mask"].dtype == torch.bool
+    assert found["labels"].dtype == torch.int64
+    assert torch.isfinite(Encoder()(**found)["loss"]).all()
+    rows = [{"mask": row.tolist(), "labels": label} for row, label in zip(mask, (True, False), strict=True)]
+    assert {key: value.dtype for key, value in collate(rows, None).items()} == {
+        "mask": torch.bool,
+        "labels": torch.int64,
+    }
