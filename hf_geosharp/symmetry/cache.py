@@ -27,7 +27,7 @@ from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 6
+SCHEMA = 7
 """Of the files; a change of what is found or how it is written raises it."""
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"

@@ -275,6 +275,8 @@ def _attend(
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
             found.biases += _bias_folds(pair, sites)
+        elif pair.kind == "qk_norm":
+            found.biases += _norm_bias_folds(pair)
 
 
 def _exchanged(
@@ -460,6 +462,13 @@ def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
             if output.bias.start == (0,):
                 out = whole(name, output.outputs)
                 yield ValueBias("", pair.module, bias, pair.h[0], out)
+
+
+def _norm_bias_folds(pair: Pair) -> Iterator[Fold]:
+    """Biases of norms that may be key biases: those of keys, of entries that no rotary embedding turns."""
+    for weight, bias in (both for views in (pair.g, pair.h) for both in pairwise(views)):
+        if bias.parameter.endswith(".bias") and not weight.parameter.endswith(".bias"):
+            yield KeyBias("", pair.module, bias, replace(weight, shift=0.0))
 
 
 def _declared_pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks import tiny
 from hf_geosharp.errors import InputsError
-from hf_geosharp.symmetry.inputs import recipe, synthetic
+from hf_geosharp.symmetry.inputs import output_tensors, recipe, synthetic
 from tests.families import identical, state
 
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -150,3 +151,16 @@ def test_a_recipe_makes_what_would_be_made_without_running_the_model_again() -> 
     model.register_forward_pre_hook(lambda *_: pytest.fail("ran"))
     made = known.batch(rows=1, tokens=31, seed=4)
     assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in wanted.items()}
+
+
+def test_outputs_may_be_plain_objects() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+        hidden_states: tuple[Tensor, ...]
+
+    logits, hidden = torch.rand(2), torch.rand(3)
+    for outputs in (Output(logits, (hidden,)), SimpleNamespace(logits=logits, hidden_states=(hidden,))):
+        (found,) = output_tensors(outputs)
+        assert found is logits
+    assert output_tensors(Output) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,6 +36,10 @@ def output_tensors(outputs: Any) -> list[Tensor]:
     """All floating-point tensors of a model's output, in order; next to logits no hidden states."""
     if isinstance(outputs, Tensor):
         return [outputs] if outputs.is_floating_point() else []
+    if isinstance(outputs, SimpleNamespace):
+        outputs = vars(outputs)
+    elif is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
+        outputs = {field.name: getattr(outputs, field.name) for field in fields(outputs)}
     if isinstance(outputs, Mapping):
         left_out = _INSIDE if "logits" in outputs else ()
         return [t for k, v in outputs.items() if k not in left_out for t in output_tensors(v)]
