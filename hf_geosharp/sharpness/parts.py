@@ -48,9 +48,37 @@ def uncut(batch: Batch) -> str | None:
     return None
 
 
+def structure(batch: Batch) -> object | None:
+    """The same for batches that differ in fractions and labels alone; None for one that nothing else is like.
+
+    Tokens and masks may decide what a model does, which positions it reads among others.
+    """
+    if any(isinstance(v, Tensor) and not v.is_floating_point() for k, v in batch.items() if k != "labels"):
+        return None
+    return tuple(
+        (k, tuple(v.shape), str(v.dtype)) if isinstance(v, Tensor) else (k, repr(v)) for k, v in sorted(batch.items())
+    )
+
+
+def padded(batch: Batch, column: int) -> list[int]:
+    """The samples whose mask (a matrix of zeros and ones, one row for each) leaves out this column."""
+    found: set[int] = set()
+    for v in batch.values():
+        if isinstance(v, Tensor) and v.ndim == 2 and not v.is_floating_point() and v.numel():
+            mask = v.long()
+            if int(mask.min()) == 0 and int(mask.max()) == 1:
+                found.update((mask[:, column] == 0).nonzero().flatten().tolist())
+    return sorted(found)
+
+
 def rows(batch: Batch, start: int, stop: int) -> dict[str, Any]:
     """The samples start..stop of a batch that has parts."""
     return _by_samples(batch, slice(start, stop))
+
+
+def picked(batch: Batch, which: list[int]) -> dict[str, Any]:
+    """These samples of a batch that has parts."""
+    return _by_samples(batch, which)
 
 
 def excerpt(batch: Batch, start: int, stop: int) -> dict[str, Any]:

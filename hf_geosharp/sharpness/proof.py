@@ -15,7 +15,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.notes import Notes
-from hf_geosharp.sharpness.parts import Batch, excerpt, samples
+from hf_geosharp.sharpness.parts import Batch, excerpt, padded, picked, samples, uncut
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
 from hf_geosharp.sharpness.settings import DEFAULT_RHO, Settings
@@ -125,11 +125,20 @@ class Proof:
         return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
 
     def _examples(self, device: torch.device) -> list[dict[str, Any]]:
-        """Two inputs out of the data: the first and the last samples of the first batch, or all if it has no parts."""
-        batch = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in self.batches[0].items()}
-        n = samples(batch)
+        """Inputs out of the data: the first and the last samples of the first batch, or all if it has no parts.
+
+        And samples that are padded on the left or the right, where there are such and those are not.
+        """
+        n = samples(self.batches[0])
         size = max(1, min(4, n // 2))
-        return [excerpt(batch, 0, size), excerpt(batch, n - size, n)]
+        chosen = [excerpt(self.batches[0], 0, size), excerpt(self.batches[0], n - size, n)]
+        for column in (0, -1):
+            if any(padded(example, column) for example in chosen):
+                continue
+            batch, which = next(((b, p) for b in self.batches if (p := padded(b, column))), (None, []))
+            if batch is not None and not uncut(batch):
+                chosen.append(picked(batch, which[:size]))
+        return [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in b.items()} for b in chosen]
 
     def _wide_copy(self) -> nn.Module:
         """A float64 copy of the model to prove symmetries on, or the model itself where that is too large."""

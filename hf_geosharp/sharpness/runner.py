@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, A
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
-from hf_geosharp.sharpness.parts import Batch, Weight
+from hf_geosharp.sharpness.parts import Batch, Weight, structure
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.reproducibility import NUDGE, compared
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
@@ -31,6 +32,15 @@ from hf_geosharp.symmetry.map import SymmetryMap
 
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
+
+SAME_LOSS = 1e-4
+"""Relative difference between the loss of a batch at the stored weights and at the base point that is rounding."""
+
+LEAST_LOSS = 0.01
+"""Loss below which that is relative to this."""
+
+ROUNDINGS = 3
+"""How often the stored weights are moved a little to see how much rounding makes, where the difference is larger."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,8 @@ class Runner:
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
         self._parts: dict[str, Selection] = {}
+        self._stored: dict[int, float] = {}
+        """Losses of batches at the weights as they are stored, before anything is folded."""
 
     def _less_memory(self, text: str) -> None:
         self._batch_notes.append(text)
@@ -93,6 +105,7 @@ class Runner:
         if settings.on_nan == "stop":
             self.ledger.forget_skipped()
         known = self._resumed(jobs)
+        self._stored = self._stored_losses(symmetries, {o.job.batch for o in known})
         self._highest = max((o.at(settings.radii[0]).value for o in known if o.scores), default=-math.inf)
         reduced = self._chart_of(jobs[0], symmetries, settings).reduced
         ahead = None
@@ -209,6 +222,10 @@ class Runner:
         ball = Ball(chart, objective, settings, number=job.batch, split=self.split, part=part)
         if not math.isfinite(ball.base):
             return self._not_finite(job, ball.base, settings)
+        if job.stage == SCORE and not self._is_stored_loss(job.batch, ball.base):
+            self._check_folds(chart.symmetries, job.batch, ball.base)
+            # The model was put back meanwhile.
+            return self._batch(self._chart_of(job, chart.symmetries, settings), job, settings)
         if part is not None and not settings.average and ball.still:
             self.track.done += 1 + settings.steps
             score = BatchScore(job.batch, ball.base, 0.0, 0, True, 1, "converged")
@@ -230,6 +247,66 @@ class Runner:
         self._in_step(scores, ball.end)
         passes = Passes(objective.forwards, objective.backwards)
         return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
+
+    def _stored_losses(self, symmetries: SymmetryMap, known: Container[int]) -> dict[int, float]:
+        """Losses at the stored weights, by batch; of batches that differ in fractions alone one is enough.
+
+        What folds is proved on a few samples, and what is not the same function on others would be scored as one.
+        """
+        if not symmetries.folds:
+            return {}
+        todo: dict[object, int] = {}
+        for index, batch in enumerate(self.batches):
+            if index not in known:
+                todo.setdefault(structure(batch) or index, index)
+        self._put_back()
+
+        def loss(index: int) -> float:
+            self.track.stay("verify")
+            return self._objective(index).evaluate(False)
+
+        tasks = [partial(loss, index) for index in todo.values()]
+        together = self.track.shared or self.borrowed.shards is not None
+        values = [task() for task in tasks] if together else self.track.world.spread(tasks)
+        return dict(zip(todo.values(), values, strict=True))
+
+    def _is_stored_loss(self, index: int, base: float, noise: float = 0.0) -> bool:
+        stored = self._stored.get(index, base)
+        if not math.isfinite(stored):
+            return True
+        return abs(base - stored) <= max(SAME_LOSS * max(abs(stored), LEAST_LOSS), noise)
+
+    def _check_folds(self, symmetries: SymmetryMap, index: int, base: float) -> None:
+        """A base point of another loss than the stored weights is another function, unless rounding makes as much.
+
+        Raises:
+            ModelError: it is.
+        """
+        self._put_back()
+        stored = self._stored[index]
+        noise = 0.0
+        if self.borrowed.shards is None:
+            generator = torch.Generator().manual_seed(self.settings.seed)
+            for _ in range(ROUNDINGS):
+                with torch.no_grad():
+                    for leaf in self.borrowed.leaves.values():
+                        draw = torch.randn(leaf.tensor.shape, generator=generator).to(leaf.tensor)
+                        leaf.tensor.mul_(1 + NUDGE[self.borrowed.dtype] * draw)
+                noise = max(noise, abs(self._objective(index).evaluate(False) - stored))
+                self._put_back()
+        if not self._is_stored_loss(index, base, 10 * noise):
+            kinds = ", ".join(sorted({fold.kind for fold in symmetries.folds}))
+            raise ModelError(
+                f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are folded ({kinds}). They "
+                "hold on the samples that they were proved on, and not on all of this batch: it may have rows that "
+                "attend to nothing, such as those of padding on the left. The preset of symmetries 'paper' folds "
+                "nothing"
+            )
+        del self._stored[index]
+
+    def _put_back(self) -> None:
+        self._chart = None
+        self.restore()
 
     def _objective(self, index: int) -> Objective:
         return Objective(

@@ -1,0 +1,138 @@
+"""What is folded must leave the loss of every batch as it is, whatever the samples were that it was proved on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_geosharp import SharpnessResult, score
+from hf_geosharp.errors import GeosharpWarning, ModelError
+from hf_geosharp.sharpness.objective import Objective
+from hf_geosharp.sharpness.parts import padded, structure
+from tests.sharpness.tiny import bert, bert_batches, gpt2, randomise
+
+WORDS, WIDTH, CLASSES = 20, 6, 3
+
+
+def quick(model: Any, data: Any, **changes: Any) -> SharpnessResult:
+    return score(model, data, **{"steps": 3, "rho": 0.03, "reproducibility": False, **changes})
+
+
+class LeavesOut(nn.Module):
+    """Attention that leaves out word 0 after its softmax: a bias of its values is no constant where that word is."""
+
+    def __init__(self, inside: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.inside = inside
+        randomise(self)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        x = self.embed(input_ids)
+        weights = torch.softmax(self.q(x) @ self.k(x).mT / WIDTH**0.5, dim=-1)
+        weights = weights * (input_ids != 0)[:, None].to(weights)
+        y = torch.tanh(x + self.o(weights @ self.v(x)))
+        if self.inside is not None:
+            y = y.to(self.inside).to(x.dtype)
+        logits = self.head(y.mean(1))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+def words(*left_out: int, seed: int = 0) -> dict[str, Tensor]:
+    """Ten texts of 15 words; those given have word 0 in them."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, WORDS, (10, 15), generator=generator)
+    ids[list(left_out), 2] = 0
+    return {"input_ids": ids, "labels": torch.randint(CLASSES, (10,), generator=generator)}
+
+
+@pytest.mark.parametrize("batches", [[words(), words(4, seed=1)], [words(5)]], ids=["another batch", "other rows"])
+def test_another_function_is_not_scored(batches: list[dict[str, Tensor]]) -> None:
+    model = LeavesOut().double()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with pytest.raises(
+        ModelError, match=rf"batch {len(batches) - 1}: its loss is .*once symmetries are folded.*'paper'"
+    ):
+        quick(model, batches)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_where_nothing_is_folded_the_loss_is_that_of_the_model() -> None:
+    model, batches = LeavesOut().double(), [words(), words(4, seed=1)]
+    result = quick(model, batches, symmetries="paper")
+    with torch.no_grad():
+        expected = [float(model(**batch).loss) for batch in batches]
+    assert [batch.base_loss for batch in result.per_batch] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_fold_that_does_not_hold_on_the_samples_looked_at_is_dropped() -> None:
+    model, batch = LeavesOut().double(), words(0)
+    result = quick(model, [batch])
+    assert "value_bias" not in result.pairs.folded
+    with torch.no_grad():
+        assert result.base_loss == pytest.approx(float(model(**batch).loss), rel=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_padding_on_the_left_is_looked_at_wherever_it_is(implementation: str) -> None:
+    model = gpt2(attn_implementation=implementation).double()
+    ids = torch.randint(3, 20, (16, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[6:9, :4] = 0
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    with torch.no_grad():
+        expected = float(model(**batch).loss)
+    with (
+        pytest.warns(GeosharpWarning, match="symmetry dropped: .*value_bias") if implementation == "sdpa" else nothing()
+    ):
+        result = quick(model, [batch])
+    assert result.base_loss == pytest.approx(expected, rel=1e-5)
+
+
+def nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_rounding_inside_a_model_is_no_other_function() -> None:
+    # What a fold leaves of the loss is rounded otherwise, by far more than the weights themselves.
+    model = LeavesOut(torch.bfloat16)
+    batch = words()
+    result = quick(model, [batch])
+    assert result.pairs.folded
+    with torch.no_grad():
+        stored = float(model(**batch).loss)
+    assert result.base_loss == pytest.approx(stored, rel=0.02)
+
+
+def test_of_images_one_batch_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    real = Objective.evaluate
+
+    def counted(self: Objective, gradient: Any) -> float:
+        passes.append(gradient)
+        return real(self, gradient)
+
+    monkeypatch.setattr(Objective, "evaluate", counted)
+    quick(bert(), bert_batches(3), steps=1)
+    assert sum(gradient is False for gradient in passes) == 3 + 3  # the last step of each has no gradient
+    images = [{"pixels": torch.rand(2, 3, 4, 4), "labels": torch.tensor([i, 1])} for i in range(3)]
+    assert len({structure(batch) for batch in images}) == 1
+    assert structure(images[0]) != structure({**images[0], "pixels": torch.rand(2, 3, 4, 6)})
+    assert structure(bert_batches(1)[0]) is None
+
+
+def test_padded_samples() -> None:
+    mask = torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
+    batch = {"input_ids": torch.randint(3, 9, (4, 3)), "attention_mask": mask, "pixels": torch.rand(4, 3)}
+    assert padded(batch, 0) == [1, 3]
+    assert padded(batch, -1) == [2]
+    assert padded({**batch, "attention_mask": mask.bool()}, 0) == [1, 3]
+    assert padded({**batch, "attention_mask": torch.ones(4, 3)}, 0) == []
