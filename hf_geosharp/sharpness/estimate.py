@@ -25,7 +25,6 @@ from hf_geosharp.sharpness.parts import Batch, Weight, samples
 from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress, Track
 from hf_geosharp.sharpness.proof import Proof
-from hf_geosharp.sharpness.reproducibility import NUDGE
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Passes, Reproducible, SharpnessResult, mean_with_error
 from hf_geosharp.sharpness.runner import Runner
 from hf_geosharp.sharpness.selection import movable
@@ -116,12 +115,6 @@ def estimate(
     curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(set(radii))]
     head = next(c for c in curve if c.rho == radii[0])
     check = reproducible.get(head.rho, Reproducible(None, None, "not checked"))
-    for point in curve:
-        if point.reproducible is False:
-            notes.append(
-                f"the score at rho {point.rho:g} is not reproducible: a re-run from weights moved by a relative "
-                f"{NUDGE[borrowed.dtype]:g} differs by {reproducible[point.rho].spread:.1%}; use a smaller radius"
-            )
     result = SharpnessResult(
         geodesic_sharpness=head.geodesic_sharpness,
         stderr=head.stderr,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from hf_geosharp.errors import ModelError
@@ -15,8 +18,35 @@ NUDGE = {torch.float32: 1e-6, torch.float64: 1e-9}
 """Relative size of that move."""
 
 
-def compared(before: Outcome, after: Outcome, dtype: torch.dtype) -> dict[float, Reproducible]:
-    """The batch with the largest value, and the same run again from weights moved a little, at every radius."""
+LEAST = 1e-3
+"""Loss below which rounding is taken to be as large as of this one."""
+
+
+def resolution(runs: Sequence[Outcome], dtype: torch.dtype, *, stationary: bool) -> float:
+    """A difference of losses that rounding alone makes, in the loss's units, of the largest loss of these runs.
+
+    Losses of a model in double precision that are single ones to the last bit were rounded inside. A divergence from
+    the model's own output (``stationary``) starts from 0, and is a difference of logarithms that are not small.
+    """
+    losses = [run.base for run in runs if run.skipped is None]
+    single = dtype == torch.float64 and all(torch.tensor(x).item() == x for x in losses) and any(losses)
+    size = max([1.0 if stationary else LEAST, *map(abs, losses)])
+    return torch.finfo(torch.float32 if single else dtype).eps * size
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A check at one radius, and what is told of it where it fails."""
+
+    check: Reproducible
+    note: str | None
+
+
+def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: float) -> dict[float, Compared]:
+    """The batch with the largest value, and the same run again from weights moved a little, at every radius.
+
+    A value repeats if both agree, and if it is so much larger than the ``rounding`` of its loss that this could differ.
+    """
     index, nudge = before.job.batch, NUDGE[dtype]
     if after.skipped is not None:
         raise ModelError(f"reproducibility: {after.skipped}")
@@ -24,8 +54,20 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype) -> dict[float,
     out = {}
     for rho, score in after.scores:
         value, first = score.value, before.at(rho).value
-        # Below the rounding of the loss itself there is nothing to compare.
-        floor = 100 * torch.finfo(dtype).eps * max(abs(before.base), 1e-3)
-        spread = abs(value - first) / max(abs(first), abs(value), floor)
-        out[rho] = Reproducible(spread <= AGREEMENT, spread, how)
+        least = rounding / AGREEMENT
+        spread = abs(value - first) / max(abs(first), abs(value), least)
+        note = None
+        if "lost" in (before.at(rho).stopped, score.stopped):
+            note = f"the score at rho {rho:g} is no measurement: no finite loss above that of the weights was found"
+        elif max(first, value) < least:
+            note = (
+                f"the score at rho {rho:g} is not reproducible: batch {index} rises by {first:.2g}, where rounding of "
+                f"the loss makes {rounding:.1g}; use a larger radius, or float64 if the model computes in it"
+            )
+        elif spread > AGREEMENT:
+            note = (
+                f"the score at rho {rho:g} is not reproducible: a re-run from weights moved by a relative {nudge:g} "
+                f"differs by {spread:.1%}; use a smaller radius"
+            )
+        out[rho] = Compared(Reproducible(note is None, spread, how), note)
     return out

@@ -23,7 +23,7 @@ from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
 from hf_geosharp.sharpness.parts import Batch, Weight, structure
 from hf_geosharp.sharpness.progress import Track
-from hf_geosharp.sharpness.reproducibility import NUDGE, compared
+from hf_geosharp.sharpness.reproducibility import NUDGE, compared, resolution
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
 from hf_geosharp.sharpness.selection import Selection, selections
 from hf_geosharp.sharpness.settings import Settings
@@ -33,14 +33,14 @@ from hf_geosharp.symmetry.map import SymmetryMap
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
 
-SAME_LOSS = 1e-4
+SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
 """Relative difference between the loss of a batch at the stored weights and at the base point that is rounding."""
 
 LEAST_LOSS = 0.01
 """Loss below which that is relative to this."""
 
-ROUNDINGS = 3
-"""How often the stored weights are moved a little to see how much rounding makes, where the difference is larger."""
+ROUNDINGS, MOVED = 3, 1e-6
+"""How often the stored weights are moved by how little, relative, to see what rounding makes where that is larger."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,18 @@ class Runner:
         self._resumed(jobs)
         outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
         self.notes += [note for o in outcomes for note in o.notes]
-        checks = [compared(before, o, self.borrowed.dtype) for before, o in zip(again, outcomes, strict=False)]
+        rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=settings.stationary)
+        checks = [
+            compared(before, o, self.borrowed.dtype, rounding) for before, o in zip(again, outcomes, strict=False)
+        ]
+        self.notes += [c.note for each in checks for _, c in sorted(each.items()) if c.note is not None]
         values: dict[str, list[float]] = {}
         for outcome in outcomes[len(again) :]:
             if outcome.skipped is not None:
                 raise ModelError(f"baseline {outcome.job.metric}: {outcome.skipped}")
             values.setdefault(outcome.job.metric, []).append(outcome.at(first).value)
-        return checks[0] if checks else {}, {metric: mean_with_error(v)[0] for metric, v in values.items()}
+        found = {rho: c.check for each in checks for rho, c in each.items()}
+        return found, {metric: mean_with_error(v)[0] for metric, v in values.items()}
 
     def _resumed(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What is done of these; one rank counts it."""
@@ -274,7 +279,7 @@ class Runner:
         stored = self._stored.get(index, base)
         if not math.isfinite(stored):
             return True
-        return abs(base - stored) <= max(SAME_LOSS * max(abs(stored), LEAST_LOSS), noise)
+        return abs(base - stored) <= max(SAME_LOSS[self.borrowed.dtype] * max(abs(stored), LEAST_LOSS), noise)
 
     def _check_folds(self, symmetries: SymmetryMap, index: int, base: float) -> None:
         """A base point of another loss than the stored weights is another function, unless rounding makes as much.
@@ -291,7 +296,7 @@ class Runner:
                 with torch.no_grad():
                     for leaf in self.borrowed.leaves.values():
                         draw = torch.randn(leaf.tensor.shape, generator=generator).to(leaf.tensor)
-                        leaf.tensor.mul_(1 + NUDGE[self.borrowed.dtype] * draw)
+                        leaf.tensor.mul_(1 + MOVED * draw)
                 noise = max(noise, abs(self._objective(index).evaluate(False) - stored))
                 self._put_back()
         if not self._is_stored_loss(index, base, 10 * noise):

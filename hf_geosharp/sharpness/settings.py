@@ -18,6 +18,9 @@ from hf_geosharp.symmetry.find import PRESETS
 DEFAULT_RHO = {"inv": 0.1, "mix": 0.01, "adaptive": 0.1, "euclidean": 0.1}
 """Radius by metric; how it was chosen is measured in benchmarks/radius.py and explained in the README."""
 
+WITHIN = 1e-18, 1e18
+"""Radii whose squares single precision can hold."""
+
 ASCENTS = {"secant": secant, "apgd": auto_pgd}
 """How the maximum is searched; measured against each other in benchmarks/ascent.py."""
 
@@ -87,6 +90,8 @@ class Settings:
                 raise UsageError(f"{name} is {value!r}; it is one of {', '.join(str(k) for k in known if k)}")
         if any(not (r > 0 and math.isfinite(r)) for r in self.rho):
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
+        if any(not WITHIN[0] <= r <= WITHIN[1] for r in self.rho):
+            raise UsageError(f"rho is {self.rho}; a radius lies between {WITHIN[0]:g} and {WITHIN[1]:g}")
         if self.steps < 1:
             raise UsageError(f"steps is {self.steps}; at least 1 is needed")
         if not 0 <= self.seed < 2**32:

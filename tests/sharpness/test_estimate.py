@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.scoring import make_twin
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import mean_with_error, student_quantile
@@ -358,8 +358,8 @@ def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(as
 
 
 def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+30"):
-        quick(bert(), bert_batches(1), average=True, rho=1e30)
+    with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+18"):
+        quick(bert(), bert_batches(1), average=True, rho=1e18)
 
 
 @pytest.mark.parametrize("baseline", ["adaptive", "euclidean"])
@@ -383,6 +383,39 @@ def test_geodesics_agree_at_small_radii(metric: str, geodesic: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- reproducibility
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "options"),
+    [
+        (bert, bert_batches(2), {"rho": 1e-6}),
+        (bert, bert_batches(2), {"rho": 1e-4, "labels": "model"}),
+        (gpt2, gpt2_batches(2), {"rho": 1e-6, "dtype": "float64"}),  # its loss is taken of single precision logits
+    ],
+    ids=["float32", "divergence", "rounded inside"],
+)
+def test_a_score_that_rounding_of_the_loss_makes_is_none(model: Any, data: Any, options: Any) -> None:
+    result = score(model(), data, steps=3, **options)
+    assert result.reproducible.ok is False
+    assert any("rounding of the loss makes" in w and "use a larger radius" in w for w in result.warnings)
+
+
+def test_a_climb_that_found_no_finite_loss_is_not_said_to_repeat() -> None:
+    result = score(bert(), bert_batches(1), steps=3, rho=1e18)
+    assert result.per_batch[0].stopped == "lost"
+    assert result.reproducible.ok is False
+    assert not any("larger radius" in w for w in result.warnings)
+
+
+def test_in_double_precision_small_radii_are_resolved() -> None:
+    for options in ({"rho": 1e-5}, {"rho": 1e-3, "labels": "model"}):
+        assert score(bert(), bert_batches(2), steps=3, dtype="float64", **options).reproducible.ok is True
+
+
+@pytest.mark.parametrize("rho", [1e-20, 1e20])
+def test_radii_beyond_what_numbers_can_hold_are_refused(rho: float) -> None:
+    with pytest.raises(UsageError, match="a radius lies between 1e-18 and 1e"):
+        quick(bert(), bert_batches(1), rho=rho)
 
 
 def test_reproducibility_can_be_left_out() -> None:

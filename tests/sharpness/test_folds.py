@@ -31,6 +31,10 @@ class LeavesOut(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
         self.inside = inside
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            for part in (self.embed, self.q, self.k, self.v, self.o, self.head):
+                part.reset_parameters()
         randomise(self)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
