@@ -118,6 +118,12 @@ def score(
     """
     import torch
 
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"the model is {model!r:.60}, and no module: score_pretrained takes the name or the folder of one"
+        )
+    if loss is not None and not callable(loss):
+        raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
     device = next((p.device.type for p in model.parameters()), "cpu")
     world = world or World.find(device, timeout)
     with world.together():

@@ -64,7 +64,8 @@ class Proof:
             if self.settings.params != "all":
                 scope = "what may move; see where the perturbation lives for whether the adapter does"
             self.notes.warn(
-                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}"
+                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which is "
+                "not the same for all weights of one function"
             )
             settings = replace(
                 self.settings,

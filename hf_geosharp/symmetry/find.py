@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import GeosharpError, UsageError, first_line
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
@@ -22,7 +22,7 @@ from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
-from hf_geosharp.symmetry.inputs import synthetic
+from hf_geosharp.symmetry.inputs import call, synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.means import means
@@ -85,7 +85,16 @@ def find_symmetries(
         folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
         return replace(known, folds=folds).supported()
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
-        found = _find(model, inputs, PRESETS[preset], layouts, alive)
+        try:
+            found = _find(model, inputs, PRESETS[preset], layouts, alive)
+        except (GeosharpError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            # Its code does what no derivative can be taken through twice, or at all: checkpoints, kernels of its own.
+            if layouts or not _runs(model, inputs):
+                raise
+            why = f"{type(error).__name__}: {first_line(error)}"
+            return SymmetryMap(unrecognised=(f"{type(model).__name__}: it cannot be taken apart ({why})",))
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
         proved = _proved(model, found, inputs)
@@ -93,6 +102,15 @@ def find_symmetries(
     if digest:
         cache.store(digest, found)
     return found
+
+
+def _runs(model: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            call(model, inputs)
+    except Exception:
+        return False
+    return True
 
 
 def _find(

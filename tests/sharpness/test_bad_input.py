@@ -192,3 +192,11 @@ def test_a_radius_may_be_any_number_or_sequence_of_numbers(rho: Any) -> None:
     expected = score(model, bert_batches(1), rho=0.1, steps=2, reproducibility=False).geodesic_sharpness
     found = score(model, bert_batches(1), rho=rho, steps=2, reproducibility=False).geodesic_sharpness
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_name_is_no_model_and_no_loss() -> None:
+    model: Any = "bert"
+    with pytest.raises(UsageError, match="the model is 'bert', and no module: score_pretrained takes the name"):
+        score(model, bert_batches(1))
+    with pytest.raises(UsageError, match="loss is 'model'; it is a function of outputs and batch"):
+        score(bert(), bert_batches(1), loss=model.replace("bert", "model"))

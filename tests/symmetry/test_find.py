@@ -560,3 +560,31 @@ def test_whoever_waits_hears_that_it_searches() -> None:
     heard: list[None] = []
     find_symmetries(build("bert"), batch_of("bert"), cached=False, alive=lambda: heard.append(None))
     assert len(heard) > 3
+
+
+class Checkpointed(nn.Module):
+    """Attention whose values are computed anew in the backward pass, which no derivative goes through twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(6, 6) for _ in range(4))
+
+    def attend(self, x: Tensor) -> Tensor:
+        return self.o(torch.softmax(self.q(x) @ self.k(x).mT, dim=-1) @ self.v(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.utils.checkpoint.checkpoint(self.attend, x, use_reentrant=False)
+        return x + result
+
+
+def test_a_model_that_cannot_be_taken_apart_is_named() -> None:
+    model, inputs = Checkpointed().double(), {"x": torch.rand(2, 15, 6, dtype=torch.float64)}
+    found = find_symmetries(model, inputs)
+    assert found.dimension == 0
+    (note,) = found.unrecognised
+    assert note.startswith("Checkpointed: it cannot be taken apart (CheckpointError: ")
+
+
+def test_a_model_that_does_not_run_is_an_error() -> None:
+    with pytest.raises(RuntimeError):
+        find_symmetries(Checkpointed().double(), {"x": torch.rand(2, 15, 5, dtype=torch.float64)})
