@@ -99,3 +99,30 @@ def test_the_score_of_a_module_with_the_trait_is_the_same_along_the_orbit(name: 
     *after, plain_after = measured()
     assert after == pytest.approx(before, rel=1e-9)
     assert abs(plain_after / plain - 1) > 0.1
+
+
+@pytest.mark.parametrize("name", ["persimmon", "phi normed"])
+def test_a_bias_of_the_norm_on_keys_is_a_key_bias_where_nothing_turns_it(name: str) -> None:
+    row = ROWS[name]
+    if reason := unknown(row):
+        pytest.skip(reason)
+    model = tiny.build(row.type, **row.attributes).double()
+    tiny.randomise(model, 0)
+    batch = synthetic(model)
+    found = find_symmetries(model)
+    folds = [fold for fold in found.folds if fold.kind == "key_bias" and "layernorm.bias" in fold.parameters[0]]
+    layers = model.config.num_hidden_layers
+    assert len(folds) == layers
+    scores = []
+    for shift in (0.0, 3.0):
+        with torch.no_grad():
+            for fold in folds:
+                bias = dict(model.named_parameters())[fold.parameters[0]]
+                # Half of the coordinates are turned.
+                assert fold.dimension == bias.numel() // 2
+                fold.apply(dict(model.named_parameters()), {"c": torch.full(fold.bias.shape(), shift)})
+            outputs = output_tensors(model(**batch))[0]
+        scores.append((outputs, score(model, [batch], loss=loss, rho=0.03, steps=3, reproducibility=False)))
+    (before, first), (after, second) = scores
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+    assert second.geodesic_sharpness == pytest.approx(first.geodesic_sharpness, rel=1e-4)
