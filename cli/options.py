@@ -279,6 +279,11 @@ _work_options = _together(
         "--gradient-checkpointing", is_flag=True, help="Compute activations twice rather than keep them in memory."
     ),
     click.option(
+        "--compile",
+        is_flag=True,
+        help="Compile the model's passes: slow at first, faster from then on (torch.compile).",
+    ),
+    click.option(
         "--shard",
         type=click.Choice(SHARDS),
         default="batches",

@@ -60,6 +60,7 @@ def score(
     dtype: str | None = None,
     micro_batch: int | Literal["auto"] | None = None,
     gradient_checkpointing: bool = False,
+    compile: bool = False,
     damping: float = 0.0,
     reproducibility: bool = True,
     verify: bool = True,
@@ -97,6 +98,8 @@ def score(
         micro_batch: samples that go through the model at once; does not change the score. "auto": as many as memory
             allows, found by halving.
         gradient_checkpointing: saves memory by computing activations twice; does not change the score.
+        compile: runs the model through :func:`torch.compile`: a minute or more at the start, and faster passes from
+            then on. The score differs by rounding.
         damping: relative relaxation of near-singular directions, in the canonical gauge.
         reproducibility, verify: False leaves out the re-run, or the proof of the symmetries.
         params: which parameters may move: "all", or "lora" for those of the active PEFT adapters; the weights that they
@@ -131,7 +134,7 @@ def score(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
             steps=steps, seed=seed,
             average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
-            gradient_checkpointing=gradient_checkpointing, shard=shard, on_nan=on_nan,
+            gradient_checkpointing=gradient_checkpointing, compile=compile, shard=shard, on_nan=on_nan,
             reproducibility=reproducibility, verify=verify, params=params, per=per, profile=profile,
             stationary=labels == "model",
         )  # fmt: skip
@@ -203,6 +206,7 @@ def score_pretrained(
     allow_missing: bool = False,
     micro_batch: int | Literal["auto"] | None = None,
     gradient_checkpointing: bool = False,
+    compile: bool = False,
     params: str = "all",
     per: str | None = None,
     profile: bool = False,
@@ -231,8 +235,8 @@ def score_pretrained(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
             steps=steps, seed=seed,
             average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
-            gradient_checkpointing=gradient_checkpointing, params=params, per=per, profile=profile, shard=shard,
-            on_nan=on_nan,
+            gradient_checkpointing=gradient_checkpointing, compile=compile, params=params, per=per, profile=profile,
+            shard=shard, on_nan=on_nan,
         )  # fmt: skip
         how: dict[str, Any] = {
             "task": task, "device": device, "dtype": dtype, "revision": revision,

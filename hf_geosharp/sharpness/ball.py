@@ -99,8 +99,13 @@ class Ball:
         The chart then sees what the batch can reach.
         """
         self.chart.widen()
-        with Reach(self.chart.model) as reach:
+        if self.objective.compiled:
+            with Reach(self.chart.model) as reach:
+                self.objective.look()
             value = self.objective.evaluate(gradient)
+        else:
+            with Reach(self.chart.model) as reach:
+                value = self.objective.evaluate(gradient)
         if not gradient or not math.isfinite(value):
             return value
         seen = reach.rows

@@ -142,7 +142,11 @@ def estimate(
         reproducible=check,
         passes=Passes(sum(o.passes.forwards for o in runs.outcomes), sum(o.passes.backwards for o in runs.outcomes)),
         seconds=time.perf_counter() - started + ledger.seconds,
-        model={**(model_identity or {"class": type(model).__name__}), "stored_dtypes": list(stored)},
+        model={
+            **(model_identity or {"class": type(model).__name__}),
+            "stored_dtypes": list(stored),
+            **({"compiled": True} if settings.compile else {}),
+        },
         data={**(data_identity or {}), **({"skipped_batches": runs.skipped} if runs.skipped else {})},
         versions=dict(versions or {}),
         warnings=[*dict.fromkeys(notes)],
@@ -161,6 +165,7 @@ def _check_sharded(shards: Shards, world: World, settings: Settings) -> None:
     shards.check_world(world)
     for asked, what in (
         (settings.micro_batch == "auto", "micro_batch 'auto' (give a number: the ranks run every pass together)"),
+        (settings.compile, "compile"),
     ):
         if asked:
             raise UsageError(f"the model is sharded over processes, and for such models there is no {what}")

@@ -90,8 +90,10 @@ class Objective:
         micro_batch: MicroBatch | int | None = None,
         world: World | None = None,
         shards: Shards | None = None,
+        run: Callable[..., Any] | None = None,
     ) -> None:
-        """``shards`` are those of the model, if it is sharded over the world."""
+        """``shards`` are those of the model, if it is sharded over the world; ``run`` stands for the model's code."""
+        self._run = run
         self.model, self.loss = model, loss or own_loss
         self._shards = shards
         self._terms: Weight = weight or (lambda b: float(samples(b)))
@@ -213,6 +215,20 @@ class Objective:
             self._world.add_(self._gradients())
         return value
 
+    @property
+    def compiled(self) -> bool:
+        """Whether other code than the model's own runs."""
+        return self._run is not None
+
+    def look(self) -> None:
+        """A pass of the model's own code for those who look on, where the passes that count are of another.
+
+        Compiled code does not notice hooks.
+        """
+        with torch.no_grad():
+            for piece, _ in self._pieces():
+                call(self.model, piece)
+
     def _own_part(self, gradient: bool, losses: list[float], graphs: list[Tensor]) -> None:
         """The losses of this rank's pieces, and their gradients.
 
@@ -243,7 +259,7 @@ class Objective:
                     scaled.backward()
 
     def _mean_loss(self, piece: Batch) -> Tensor:
-        loss: Any = self.loss(call(self.model, piece), piece)
+        loss: Any = self.loss(call(self.model, piece, self._run), piece)
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss is a {type(loss).__name__}, not a tensor: loss=(outputs, batch) has to return the losses of "

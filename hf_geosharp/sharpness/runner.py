@@ -17,6 +17,7 @@ from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ball import Ball
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.compiled import compiled
 from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Ahead, Job, Ledger, Outcome
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.notes import Notes
@@ -89,6 +90,7 @@ class Runner:
         self.micro = MicroBatch(settings.micro_batch, self._less_memory)
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
+        self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, Selection] = {}
         self._stored: dict[int, float] = {}
         """Losses of batches at the weights as they are stored, before anything is folded."""
@@ -316,7 +318,7 @@ class Runner:
     def _objective(self, index: int) -> Objective:
         return Objective(
             self.borrowed.model, self.batches[index], self.loss, self.weight, self.micro, self.split,
-            self.borrowed.shards,
+            self.borrowed.shards, self._run,
         )  # fmt: skip
 
     def _not_finite(self, job: Job, base: float, settings: Settings) -> Outcome:

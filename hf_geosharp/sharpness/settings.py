@@ -60,6 +60,8 @@ class Settings:
     damping: float = 0.0
     micro_batch: int | Literal["auto"] | None = None
     gradient_checkpointing: bool = False
+    compile: bool = False
+    """Whether the model's passes are compiled."""
     shard: str = "batches"
     on_nan: str = "stop"
     reproducibility: bool = True

@@ -66,6 +66,7 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "allow_missing": False,
         "micro_batch": None,
         "gradient_checkpointing": False,
+        "compile": False,
         "params": "all",
         "per": None,
         "profile": False,
@@ -82,7 +83,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
         "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --samples 4 --batch-size 2 --seed 7 --average --baselines "
         "--labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code --allow-missing "
-        "--text-column a --micro-batch 3 --gradient-checkpointing --params lora --per head --profile "
+        "--text-column a --micro-batch 3 --gradient-checkpointing --compile --params lora --per head --profile "
         "--shard samples --on-nan skip --output o "
         "--timeout 60 --text-pair-column b --image-column i --label-column l --label-map"
     )
@@ -119,6 +120,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "allow_missing": True,
         "micro_batch": 3,
         "gradient_checkpointing": True,
+        "compile": True,
         "params": "lora",
         "per": "head",
         "profile": True,
