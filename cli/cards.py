@@ -43,22 +43,29 @@ class Place:
         return files.read(self.file)
 
     def named_otherwise(self, identity: Mapping[str, Any]) -> str | None:
-        """The name of what was scored, where that is not the name of this model."""
-        from hf_geosharp.cards.entry import public_name
+        """The name of what was scored, where that is not the name of this model; of two of the Hub with their owners."""
+        from hf_geosharp.cards.entry import on_hub, public_name
 
-        scored = public_name(identity).rpartition("/")[2].removeprefix(demos.PREFIX)
-        return scored if scored and scored.lower() != self.name.rpartition("/")[2].lower() else None
+        scored = public_name(identity)
+        if self.hub is not None and on_hub(identity):
+            return scored if scored.lower() != self.name.lower() else None
+        last = _last(scored)
+        return last if last and last.lower() != _last(self.name).lower() else None
 
     def is_other(self, identity: Mapping[str, Any]) -> bool:
-        """Whether what was scored is surely another model: both are of the Hub, or demos, and have other names.
+        """Whether what was scored is another model: both are of the Hub, or demos, and have other names.
 
-        A folder may be called otherwise than the model that it became on the Hub.
+        An owner may have a copy of another's, and a folder may be called otherwise than the model that it became.
         """
-        from hf_geosharp.cards.entry import on_hub
+        from hf_geosharp.cards.entry import on_hub, public_name
 
         demo = str(identity.get("id", "")).startswith(demos.PREFIX)
         alike = (self.hub is not None and on_hub(identity)) or (self.demo is not None and demo)
-        return alike and self.named_otherwise(identity) is not None
+        return alike and _last(public_name(identity)).lower() != _last(self.name).lower()
+
+
+def _last(name: str) -> str:
+    return name.rpartition("/")[2].removeprefix(demos.PREFIX)
 
 
 def find_local(target: str) -> Place | None:

@@ -58,8 +58,8 @@ predictions and references are not looked at, so that the metric can be one amon
 evaluator.
 
 Returns:
-    geodesic_sharpness: the score, in nats; stderr: its standard error, None for a single batch. With num_process,
-    on processes other than the first: None.
+    geodesic_sharpness: the score, in units of the loss, nats as a rule; stderr: its standard error, None for a single
+    batch. With num_process, on processes other than the first: None.
 
 Examples:
     >>> metric = evaluate.load("geodesic_sharpness")

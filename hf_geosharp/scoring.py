@@ -74,7 +74,7 @@ def score(
     world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
-    """Geodesic sharpness of a model on data (arXiv 2505.05409), in nats of its loss.
+    """Geodesic sharpness of a model on data (arXiv 2505.05409), in units of its loss, nats as a rule.
 
     Args:
         model: a transformers model (or any module that takes a batch as keyword arguments); comes back bit-identical.

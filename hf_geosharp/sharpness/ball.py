@@ -99,13 +99,14 @@ class Ball:
         The chart then sees what the batch can reach.
         """
         self.chart.widen()
-        if self.objective.compiled:
-            with Reach(self.chart.model) as reach:
-                self.objective.look()
-            value = self.objective.evaluate(gradient)
-        else:
-            with Reach(self.chart.model) as reach:
+        compiled = self.objective.compiled
+        with Reach(self.chart.model) as reach:
+            if not compiled:
                 value = self.objective.evaluate(gradient)
+            elif gradient:
+                self.objective.look()
+        if compiled:
+            value = self.objective.evaluate(gradient)
         if not gradient or not math.isfinite(value):
             return value
         seen = reach.rows

@@ -225,9 +225,14 @@ class Objective:
 
         Compiled code does not notice hooks.
         """
-        with torch.no_grad():
-            for piece, _ in self._pieces():
-                call(self.model, piece)
+
+        def run() -> None:
+            with torch.no_grad():
+                for piece, _ in self._pieces():
+                    call(self.model, piece)
+
+        while not self._fits(run):
+            pass
 
     def _own_part(self, gradient: bool, losses: list[float], graphs: list[Tensor]) -> None:
         """The losses of this rank's pieces, and their gradients.

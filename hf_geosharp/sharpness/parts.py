@@ -49,25 +49,30 @@ def uncut(batch: Batch) -> str | None:
 
 
 def structure(batch: Batch) -> object | None:
-    """The same for batches that differ in fractions and labels alone; None for one that nothing else is like.
+    """The same for batches that differ in fractions and labels of samples alone; None for one that nothing is like.
 
     Tokens and masks may decide what a model does, which positions it reads among others.
     """
-    if any(isinstance(v, Tensor) and not v.is_floating_point() for k, v in batch.items() if k != "labels"):
+    if any(_decides(key, v) for key, v in batch.items()):
         return None
     return tuple(
         (k, tuple(v.shape), str(v.dtype)) if isinstance(v, Tensor) else (k, repr(v)) for k, v in sorted(batch.items())
     )
 
 
+def _decides(key: str, v: object) -> bool:
+    if not isinstance(v, Tensor) or (key == "labels" and v.ndim == 1):
+        return False
+    # A mask may be written in fractions.
+    return not v.is_floating_point() or bool(((v == 0) | (v == 1)).all())
+
+
 def padded(batch: Batch, column: int) -> list[int]:
     """The samples whose mask (a matrix of zeros and ones, one row for each) leaves out this column."""
     found: set[int] = set()
-    for v in batch.values():
-        if isinstance(v, Tensor) and v.ndim == 2 and not v.is_floating_point() and v.numel():
-            mask = v.long()
-            if int(mask.min()) == 0 and int(mask.max()) == 1:
-                found.update((mask[:, column] == 0).nonzero().flatten().tolist())
+    for key, v in batch.items():
+        if "mask" in key and isinstance(v, Tensor) and v.ndim == 2 and v.numel():
+            found.update((v[:, column] == 0).nonzero().flatten().tolist())
     return sorted(found)
 
 

@@ -19,7 +19,7 @@ from hf_geosharp.sharpness.parts import Batch, excerpt, padded, picked, samples,
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
 from hf_geosharp.sharpness.settings import DEFAULT_RHO, Settings
-from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.find import NOT_APART, find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
 
@@ -60,12 +60,13 @@ class Proof:
         if not verified.map.pairs:
             if self.settings.per == "head":
                 raise UsageError(NO_HEADS)
+            apart = [text for text in verified.map.unrecognised if NOT_APART in text]
             scope = "all parameters"
             if self.settings.params != "all":
                 scope = "what may move; see where the perturbation lives for whether the adapter does"
             self.notes.warn(
                 f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which is "
-                "not the same for all weights of one function"
+                f"not the same for all weights of one function{''.join(f' ({text})' for text in apart)}"
             )
             settings = replace(
                 self.settings,

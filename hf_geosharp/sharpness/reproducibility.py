@@ -29,7 +29,9 @@ def resolution(runs: Sequence[Outcome], dtype: torch.dtype, *, stationary: bool)
     the model's own output (``stationary``) starts from 0, and is a difference of logarithms that are not small.
     """
     losses = [run.base for run in runs if run.skipped is None]
-    single = dtype == torch.float64 and all(torch.tensor(x).item() == x for x in losses) and any(losses)
+    single = (
+        dtype == torch.float64 and all(torch.tensor(x, dtype=torch.float32).item() == x for x in losses) and any(losses)
+    )
     size = max([1.0 if stationary else LEAST, *map(abs, losses)])
     return torch.finfo(torch.float32 if single else dtype).eps * size
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 
-from hf_geosharp.errors import GeosharpError, UsageError, first_line
+from hf_geosharp.errors import UsageError, first_line
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
@@ -47,6 +48,10 @@ PRESETS: dict[str, frozenset[str]] = {
 
 SMALL = 1 << 26
 """Parameters of a model that is proved kind by kind already when it is searched, and in double precision."""
+
+
+NOT_APART = "it cannot be taken apart"
+"""Said of a model whose code no derivative goes through."""
 
 
 def find_symmetries(
@@ -87,14 +92,12 @@ def find_symmetries(
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
         try:
             found = _find(model, inputs, PRESETS[preset], layouts, alive)
-        except (GeosharpError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
+        except (CheckpointError, NotImplementedError) as error:
             # Its code does what no derivative can be taken through twice, or at all: checkpoints, kernels of its own.
             if layouts or not _runs(model, inputs):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
-            return SymmetryMap(unrecognised=(f"{type(model).__name__}: it cannot be taken apart ({why})",))
+            return SymmetryMap(unrecognised=(f"{type(model).__name__}: {NOT_APART} ({why})",))
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
         proved = _proved(model, found, inputs)

@@ -280,7 +280,8 @@ def _builder_of(request: _Request, path: Path) -> tuple[str, dict[str, Any]]:
         raise DataError(f"{request.id} is empty.")
     kind, options = _BUILDERS[path.suffix.lower()]
     # The library takes names for patterns.
-    return kind, {**options, "data_files": glob.escape(str(path))}
+    place = path.resolve() if glob.has_magic(os.getcwd()) else path
+    return kind, {**options, "data_files": glob.escape(str(place))}
 
 
 def _check_folder(request: _Request, path: Path) -> None:
@@ -289,9 +290,9 @@ def _check_folder(request: _Request, path: Path) -> None:
     Raises:
         DataError: The folder's name is a pattern.
     """
-    if glob.has_magic(str(path)):
+    if glob.has_magic(str(path.resolve())):
         raise DataError(
-            f"{request.id} cannot be read: its name holds one of * ? [, which make it a pattern. Rename the folder, or "
+            f"{request.id} cannot be read: its path holds one of * ? [, which make it a pattern. Rename the folder, or "
             "pass a file in it."
         )
     kinds = sorted({_BUILDERS[file.suffix.lower()][0] for file in path.iterdir() if file.suffix.lower() in _BUILDERS})

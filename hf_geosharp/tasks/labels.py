@@ -64,7 +64,8 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
 
 def predicts_numbers(config: Any) -> bool:
     """Whether a classifier's config says that its outputs are numbers rather than the scores of classes."""
-    return getattr(config, "num_labels", None) == 1 or getattr(config, "problem_type", None) == "regression"
+    kind = getattr(config, "problem_type", None)
+    return kind == "regression" or (kind is None and getattr(config, "num_labels", None) == 1)
 
 
 def convert_labels(rule: LabelRule, values: Sequence[Any], rows: Sequence[int], column: str) -> list[int | float]:

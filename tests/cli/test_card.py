@@ -278,13 +278,14 @@ def test_a_score_of_another_model_of_the_hub_is_not_pushed(shell: Shell, score_f
     shell.hub.add("me/large-bert", CARD)
     done = shell("me/large-bert", "--result", score_file, "--push")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the score is of small-bert, the card of me/large-bert" in done.stderr
+    assert "the score is of me/small-bert, the card of me/large-bert" in done.stderr
     assert shell.hub.count("commit") == 0
 
 
 def test_elsewhere_a_pull_request_is_opened(shell: Shell, score_file: str) -> None:
     done = shell("you/small-bert", "--result", score_file, "--push")
     assert done.returncode == 0, done.stderr
+    assert "warning: the score is of me/small-bert, the card of you/small-bert" in done.stderr
     assert done.stdout.strip() == f"{shell.hub.url}/you/small-bert/discussions/1"
     assert shell.hub.repos["you/small-bert"].card() == CARD
 

@@ -13,6 +13,7 @@ from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import GeosharpWarning, ModelError
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.parts import padded, structure
+from hf_geosharp.sharpness.runner import Runner
 from tests.sharpness.tiny import bert, bert_batches, gpt2, randomise
 
 WORDS, WIDTH, CLASSES = 20, 6, 3
@@ -25,12 +26,11 @@ def quick(model: Any, data: Any, **changes: Any) -> SharpnessResult:
 class LeavesOut(nn.Module):
     """Attention that leaves out word 0 after its softmax: a bias of its values is no constant where that word is."""
 
-    def __init__(self, inside: torch.dtype | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.head = nn.Linear(WIDTH, CLASSES)
-        self.inside = inside
         with torch.random.fork_rng():
             torch.manual_seed(0)
             for part in (self.embed, self.q, self.k, self.v, self.o, self.head):
@@ -42,8 +42,6 @@ class LeavesOut(nn.Module):
         weights = torch.softmax(self.q(x) @ self.k(x).mT / WIDTH**0.5, dim=-1)
         weights = weights * (input_ids != 0)[:, None].to(weights)
         y = torch.tanh(x + self.o(weights @ self.v(x)))
-        if self.inside is not None:
-            y = y.to(self.inside).to(x.dtype)
         logits = self.head(y.mean(1))
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
 
@@ -105,15 +103,42 @@ def nothing() -> Any:
     return nullcontext()
 
 
-def test_rounding_inside_a_model_is_no_other_function() -> None:
-    # What a fold leaves of the loss is rounded otherwise, by far more than the weights themselves.
-    model = LeavesOut(torch.bfloat16)
-    batch = words()
-    result = quick(model, [batch])
-    assert result.pairs.folded
+class RoundsInside(LeavesOut):
+    """The same without a word that is left out, and with attention in half precision."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        x = self.embed(input_ids)
+        q, k, v = (part(x).bfloat16() for part in (self.q, self.k, self.v))
+        weights = torch.softmax(q @ k.mT / WIDTH**0.5, dim=-1)
+        logits = self.head(torch.tanh(x + self.o((weights @ v).to(x.dtype))).mean(1))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rounding_inside_a_model_is_no_other_function(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    real = Runner._check_folds
+
+    def counted(self: Runner, *arguments: Any) -> None:
+        looked.append(len(arguments))
+        real(self, *arguments)
+
+    monkeypatch.setattr(Runner, "_check_folds", counted)
+    model, batches = RoundsInside(), [words(seed=seed) for seed in range(8)]
+    result = quick(model, batches, dtype=dtype)
+    assert set(result.pairs.folded) == {"key_bias", "value_bias"}
+    # What folding rounds otherwise is more than what it does to a model that does not round inside.
+    assert looked
     with torch.no_grad():
-        stored = float(model(**batch).loss)
-    assert result.base_loss == pytest.approx(stored, rel=0.02)
+        stored = [float(model(**batch).loss) for batch in batches]
+    assert [batch.base_loss for batch in result.per_batch] == pytest.approx(stored, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", [torch.long, torch.bool, torch.float64])
+def test_masks_tell_batches_apart_however_they_are_written(kind: torch.dtype) -> None:
+    mask = torch.tensor([[1, 1], [0, 1]], dtype=kind)
+    assert structure({"x": torch.rand(2, 2), "mask": mask}) is None
+    assert structure({"x": torch.rand(2, 2), "labels": torch.tensor([1, 0])}) is not None
 
 
 def test_of_images_one_batch_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,4 +164,5 @@ def test_padded_samples() -> None:
     assert padded(batch, 0) == [1, 3]
     assert padded(batch, -1) == [2]
     assert padded({**batch, "attention_mask": mask.bool()}, 0) == [1, 3]
-    assert padded({**batch, "attention_mask": torch.ones(4, 3)}, 0) == []
+    assert padded({**batch, "attention_mask": mask.double()}, 0) == [1, 3]
+    assert padded({**batch, "attention_mask": torch.ones(4, 3), "token_type_ids": mask}, 0) == []

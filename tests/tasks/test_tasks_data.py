@@ -120,7 +120,7 @@ def test_names_that_are_patterns(tmp_path):
     (folder / "rows1.csv").write_text("text,label\nbad film,0\n")
     dataset, _ = load(folder / "rows*.csv")
     assert dataset["text"] == ["good film"]
-    with pytest.raises(DataError, match="its name holds one of"):
+    with pytest.raises(DataError, match="its path holds one of"):
         load(folder)
 
 
