@@ -43,7 +43,7 @@ class Place:
         return files.read(self.file)
 
     def named_otherwise(self, identity: Mapping[str, Any]) -> str | None:
-        """The name of what was scored, where that is not the name of this model; of two of the Hub with their owners."""
+        """The name of what was scored, where this model is called otherwise; of two of the Hub with their owners."""
         from hf_geosharp.cards.entry import on_hub, public_name
 
         scored = public_name(identity)

@@ -23,10 +23,10 @@ class BatchScore:
 
     ``value`` is the rise of the loss inside the ball (in units of the loss, never negative for the worst case),
     ``steps`` the ascent steps taken, ``converged`` whether the ascent stopped by its own rule or the last quarter of
-    the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius, that at the start included where
-    it was taken for it; not all have a backward pass (:class:`Passes`). ``stopped`` says why the ascent ended:
-    "converged", "budget" (of steps), or "lost": it found no finite loss above that of the weights, so that ``value`` 0
-    is none.
+    the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius, that at the
+    start included where it was taken for it; not all have a backward pass (:class:`Passes`). ``stopped`` says why the
+    ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above that of the weights, so
+    that ``value`` 0 is none.
     """
 
     index: int
