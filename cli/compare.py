@@ -47,8 +47,8 @@ def _one_process(function: F) -> F:
     "--csv",
     "csv_file",
     type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the ranking as CSV, one line a model.",
+    metavar="FILE|-",
+    help="Write the ranking as CSV, one line a model, to FILE, or to stdout in place of the table.",
 )
 @click.option(
     "--plot",
@@ -85,6 +85,8 @@ def command(
             "'hf-geosharp score --processes N --json FILE', then compare the files"
         )
     target, table = output.JsonTarget(json_target), files.Target("--csv", csv_file)
+    if target.is_stdout and table.is_stdout:
+        raise click.UsageError("--json - and --csv - do not go together: there is one stdout")
     target.check()
     table.check()
     if plot is not None:
@@ -96,7 +98,7 @@ def command(
         from hf_geosharp import charts
 
         _pictures().save(charts.comparison_figure(result), plot)
-    if not target.is_stdout:
+    if not (target.is_stdout or table.is_stdout):
         from hf_geosharp.cli import render_compare
 
         render_compare.show(result)

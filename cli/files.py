@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
+
 from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError
 
 
 class Target:
-    """The value of an option such as ``--csv``: a file, or nothing."""
+    """The value of an option such as ``--csv``: nothing, '-' for stdout, or a file."""
 
     def __init__(self, option: str, path: Path | None) -> None:
         self._option = option
-        self._path = None if path is None else atomic.destination(path)
+        self.is_stdout = path == Path("-")
+        self._path = None if path is None or self.is_stdout else atomic.destination(path)
 
     def check(self) -> None:
         """Fail now rather than after the work.
@@ -37,6 +40,9 @@ class Target:
         Raises:
             GeosharpError: the file system refused.
         """
+        if self.is_stdout:
+            # As bytes: it is UTF-8 whatever the terminal's encoding.
+            click.echo(text.encode(), nl=False)
         if self._path is None:
             return
         try:

@@ -43,7 +43,7 @@ def command(
     """
     if output is None and plots is None:
         raise click.UsageError("say where it goes: -o report.html (or -o - to print the page), or --plots DIR")
-    page = files.Target("-o", None if output in (None, "-") else Path(output))
+    page = files.Target("-o", None if output is None else Path(output))
     page.check()
     libraries.hush(debug=is_debug(ctx), bars=False)
     from hf_geosharp import figures
@@ -55,7 +55,7 @@ def command(
         say(f"warning: left out {file}: it is JSON, and no result of a score")
     wrote: list[str] = []
     if output is not None:
-        _write(_render(items), output, page)
+        page.write(_render(items))
         wrote += [output] if output != "-" else []
     if plots is not None:
         from hf_geosharp.report.files import save_pictures
@@ -69,11 +69,3 @@ def _render(items: Sequence[Named]) -> str:
     from hf_geosharp.report.page import render
 
     return render(items)
-
-
-def _write(text: str, output: str, page: files.Target) -> None:
-    if output == "-":
-        # As bytes: the page is UTF-8 whatever the terminal's encoding.
-        click.echo(text.encode(), nl=False)
-    else:
-        page.write(text)

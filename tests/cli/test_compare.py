@@ -61,6 +61,16 @@ def test_json_goes_to_stdout_alone(run: Run, zoo: list[str]) -> None:
     assert [held["name"] for held in found["ranking"]][2:] == ["c", "d", "e"]
 
 
+def test_csv_goes_to_stdout_alone(run: Run, zoo: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("compare", *zoo, "--csv", "-")
+    assert done.exit_code == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert [row["name"] for row in rows][2:] == ["c", "d", "e"]
+    assert list(tmp_path.glob("-")) == []
+    assert run("compare", *zoo, "--csv", "-", "--json", "-").exit_code == 2
+
+
 def test_files_and_pictures(run: Run, zoo: list[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pictures = [tmp_path / f"{name}.png" for name in ("one", "two")]
