@@ -281,7 +281,7 @@ _work_options = _together(
     click.option(
         "--compile",
         is_flag=True,
-        help="Compile the model's passes: slow at first, faster from then on (torch.compile).",
+        help="Compile the model's passes (torch.compile), which takes its time at first.",
     ),
     click.option(
         "--shard",

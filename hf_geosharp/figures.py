@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError, UsageError
 
 if TYPE_CHECKING:
@@ -85,17 +87,14 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         UsageError, GeosharpError: as :func:`check`, or the file system refused.
     """
     check(path)
-    target = Path(os.path.realpath(path))
-    ending = target.suffix.lower()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    ending = Path(path).suffix.lower()
+    picture = io.BytesIO()
     try:
         with style():
-            figure.savefig(temporary, format=ending[1:], metadata=ENDINGS[ending])
-        os.replace(temporary, target)
+            figure.savefig(picture, format=ending[1:], metadata=ENDINGS[ending])
+        atomic.put(atomic.destination(path), picture.getvalue())
     except OSError as error:
         raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

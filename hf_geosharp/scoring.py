@@ -98,8 +98,8 @@ def score(
         micro_batch: samples that go through the model at once; does not change the score. "auto": as many as memory
             allows, found by halving.
         gradient_checkpointing: saves memory by computing activations twice; does not change the score.
-        compile: runs the model through :func:`torch.compile`: a minute or more at the start, and faster passes from
-            then on. The score differs by rounding.
+        compile: runs the model through :func:`torch.compile`, which takes its time at the start. The score differs by
+            rounding.
         damping: relative relaxation of near-singular directions, in the canonical gauge.
         reproducibility, verify: False leaves out the re-run, or the proof of the symmetries.
         params: which parameters may move: "all", or "lora" for those of the active PEFT adapters; the weights that they

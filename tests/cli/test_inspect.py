@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -408,8 +409,10 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path, monkeypatch: pyte
     def full(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(figure, "savefig", full)
-    with pytest.raises(errors.GeosharpError, match="No space left"):
-        figures.save(figure, target)
-    assert target.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [target]
+    for owner, name in ((figure, "savefig"), (Path, "write_bytes"), (os, "replace")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            with pytest.raises(errors.GeosharpError, match="No space left"):
+                figures.save(figure, target)
+        assert target.read_bytes() == b"old"
+        assert list(tmp_path.iterdir()) == [target]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import ViTConfig, ViTForImageClassification
 
 from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import GeosharpWarning, ModelError
@@ -152,6 +153,16 @@ def test_of_images_one_batch_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "evaluate", counted)
     quick(bert(), bert_batches(3), steps=1)
     assert sum(gradient is False for gradient in passes) == 3 + 3  # the last step of each has no gradient
+    passes.clear()
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    vit = ViTForImageClassification(ViTConfig(image_size=8, patch_size=2, num_labels=3, **size))
+    generator = torch.Generator().manual_seed(0)
+    batches = [
+        {"pixel_values": torch.rand(4, 3, 8, 8, generator=generator), "labels": torch.tensor([0, 1, 2, i])}
+        for i in range(3)
+    ]
+    assert quick(randomise(vit), batches, steps=1).pairs.folded
+    assert sum(gradient is False for gradient in passes) == 1 + 3
     images = [{"pixels": torch.rand(2, 3, 4, 4), "labels": torch.tensor([i, 1])} for i in range(3)]
     assert len({structure(batch) for batch in images}) == 1
     assert structure(images[0]) != structure({**images[0], "pixels": torch.rand(2, 3, 4, 6)})

@@ -82,6 +82,26 @@ def test_passes_are_those_that_were_wanted_whatever_the_micro_batches() -> None:
     assert all(f.passes == found[0].passes for f in found)
 
 
+@pytest.mark.parametrize("symmetries", ["full", "paper"])
+def test_what_auto_came_to_is_told_whatever_ran_first(symmetries: str) -> None:
+    # Where something folds, the stored losses are taken before any ball is.
+    model = gpt2()
+    Small(model, 5)
+    result = score(model, gpt2_batches(2, size=10), micro_batch="auto", steps=2, symmetries=symmetries)
+    assert any("going on with 5" in text for text in result.warnings), result.warnings
+
+
+def test_auto_halves_for_those_who_look_on_at_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    data = gpt2_batches(2, size=10)
+    options: dict[str, Any] = {"symmetries": "paper", "steps": 2}
+    expected = score(gpt2(), data, **options).geodesic_sharpness
+    model = gpt2()
+    Small(model, 5)
+    found = score(model, data, micro_batch="auto", compile=True, **options).geodesic_sharpness
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
 def test_auto_takes_the_whole_batch_where_it_fits() -> None:
     assert timeless(quick(bert(), bert_batches(), micro_batch="auto")) == timeless(quick(bert(), bert_batches()))
 
