@@ -9,7 +9,7 @@ processes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -353,9 +353,8 @@ class Shards:
     def _copy(self, memo: dict[int, Any]) -> nn.Module:
         """A copy with these parameters, without what FSDP hung on it."""
         classes = [(unit, type(unit)) for unit in self.units]
-        for unit in self.units:
-            state = unit._get_fsdp_state()
-            memo[id(state)] = state
+        states = {id(state): state for state in (unit._get_fsdp_state() for unit in self.units)}
+        memo |= states
         try:
             for unit in self.units:
                 unit.__class__ = written_class(unit)
@@ -367,6 +366,14 @@ class Shards:
             for hooks in (v for k, v in vars(module).items() if k.endswith("_hooks") and isinstance(v, MutableMapping)):
                 for key in [k for k, hook in hooks.items() if _is_of_fsdp(hook)]:
                     del hooks[key]
+            # A state that stayed could not be copied once more, which trials do with a module.
+            held = [
+                k
+                for k, v in vars(module).items()
+                if isinstance(v, Mapping) and states.keys() & set(map(id, v.values()))
+            ]
+            for key in held:
+                del vars(module)[key]
         return made
 
 

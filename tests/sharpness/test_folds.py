@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from hf_geosharp import SharpnessResult, score
-from hf_geosharp.errors import GeosharpWarning, ModelError
+from hf_geosharp.errors import GeosharpError, GeosharpWarning, ModelError
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.parts import padded, structure
 from hf_geosharp.sharpness.runner import Runner
+from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, randomise
 
 WORDS, WIDTH, CLASSES = 20, 6, 3
@@ -177,3 +180,29 @@ def test_padded_samples() -> None:
     assert padded({**batch, "attention_mask": mask.bool()}, 0) == [1, 3]
     assert padded({**batch, "attention_mask": mask.double()}, 0) == [1, 3]
     assert padded({**batch, "attention_mask": torch.ones(4, 3), "token_type_ids": mask}, 0) == []
+
+
+def two_ranks(how: str) -> None:
+    """What two processes come to on a batch where a fold is another function."""
+    dist.init_process_group("gloo")
+    model = LeavesOut().double()
+    if how == "sharded":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2,))
+        for part in (model.q, model.k, model.v, model.o, model.head):
+            fully_shard(part, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    try:
+        result = quick(model, [words(), words(4, seed=1)], shard="samples" if how == "samples" else "batches")
+        print(json.dumps(result.warnings))
+    except GeosharpError as error:
+        print(json.dumps([str(error)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["batches", "samples", "sharded"])
+def test_several_processes_see_it_too(how: str) -> None:
+    told = worlds.results(2, "two_ranks", how, module="tests.sharpness.test_folds")
+    assert all(any("batch 1: its loss is" in text for text in each) for each in told), told
