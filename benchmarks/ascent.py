@@ -4,8 +4,8 @@
     python benchmarks/ascent.py FOLDER [--models 48] [--json benchmarks/data/ascent.json]
 
 For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
-What each ascent finds with 20 steps at most is compared with the best of 60 steps of Auto-PGD (which is no upper
-bound). Passes are the mean of forward and backward passes, those at the model's own weights among them: a point that is
+What each ascent finds with 20 steps at most, the default one from two and three starts as well, is compared with the
+best of 60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at the model's own weights among them: a point that is
 not better than those before has a forward pass alone, and so has the last one of Auto-PGD.
 
 What is measured goes to FOLDER/ascent.jsonl line by line: a run that was stopped goes on. Delete the file to measure
@@ -30,6 +30,7 @@ from ascent_zoo import DEMOS, KINDS, everything, sort, training_data
 from make_demos import take
 
 from hf_geosharp import demos
+from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import Climb
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
@@ -37,6 +38,7 @@ from hf_geosharp.sharpness.chart import Chart
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Passes
 from hf_geosharp.sharpness.settings import ASCENTS, Settings
+from hf_geosharp.sharpness.starts import peaks
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 
@@ -46,9 +48,16 @@ STEPS = 20
 MUCH = 1.0
 """A rise of the loss, in nats."""
 
-REFERENCE = ("reference", "apgd", 60)
-RUNS = (REFERENCE, *((name, name, STEPS) for name in ASCENTS))
-"""Name of a row, ascent, steps."""
+REFERENCE = ("reference", "apgd", 60, 1)
+RUNS = (
+    REFERENCE,
+    *((name, name, STEPS, 1) for name in ASCENTS),
+    *((f"secant, {starts} starts", "secant", STEPS, starts) for starts in (2, 3)),
+)
+"""Name of a row, ascent, steps, starts."""
+
+MORE = (1.01, 1.03, 1.1)
+"""How many times as much as the reference: found by several starts, or by another way up."""
 
 Row = dict[str, Any]
 Key = tuple[str, str, float, str]
@@ -74,9 +83,12 @@ def load(name: str, folder: Path) -> tuple[torch.nn.Module, dict[str, torch.Tens
 
 
 def measure(
-    model: torch.nn.Module, batch: dict[str, torch.Tensor], metric: str, wanted: Sequence[tuple[float, str, str, int]]
+    model: torch.nn.Module,
+    batch: dict[str, torch.Tensor],
+    metric: str,
+    wanted: Sequence[tuple[float, str, str, int, int]],
 ) -> Iterator[tuple[float, str, Climb, Passes]]:
-    """The climbs asked for as (rho, name, ascent, steps), each from the base point, whose passes count."""
+    """The climbs asked for as (rho, name, ascent, steps, starts), the first from the base point, whose passes count."""
     geometry = Settings(metric=metric).geometry
     symmetries = find_symmetries(model) if geometry.paired else SymmetryMap()
     with borrow(model) as borrowed:
@@ -88,12 +100,20 @@ def measure(
         owners = {n: id(leaf.members[0][0]) for n, leaf in borrowed.leaves.items()}
         chart.focus({n: reach.rows[k] for n, k in owners.items() if k in reach.rows})
         g = chart.pull()
-        for rho, name, ascent, steps in wanted:
+        evaluate = partial(loss_at, chart, objective)
+        for rho, name, ascent, steps, starts in wanted:
             objective.forwards = objective.backwards = 1
-            climb = ASCENTS[ascent](
-                chart.space, partial(loss_at, chart, objective), rho, steps, given=(base, g.clone())
-            )
-            yield rho, name, climb, Passes(objective.forwards, objective.backwards)
+            slope = [(base, g.clone())]
+
+            def ascend(
+                start: Tangent | None = None, given: tuple[float, Tangent] | None = None,
+                *, climb: Any = ASCENTS[ascent], rho: float = rho, steps: int = steps, slope: Any = slope,
+            ) -> Climb:  # fmt: skip
+                given = slope.pop() if start is None else given
+                return climb(chart.space, evaluate, rho, steps, start=start, given=given, base=base)
+
+            found = peaks(ascend, evaluate, chart.space, rho, starts, torch.Generator().manual_seed(0))
+            yield rho, name, found.highest, Passes(objective.forwards, objective.backwards)
 
 
 def run(folder: Path, names: Sequence[str]) -> list[Row]:
@@ -138,6 +158,7 @@ def summary(rows: Sequence[Row], name: str, reference: Mapping[Key, float]) -> d
         "p90_passes": passes[min(len(passes) - 1, int(0.9 * len(passes)))], "mean_passes": statistics.fmean(passes),
         "min_ratio": ratios[0], "p5_ratio": ratios[int(0.05 * len(ratios))], "median_ratio": statistics.median(ratios),
         "below_99": sum(r < 0.99 for r in ratios), "below_97": sum(r < 0.97 for r in ratios),
+        "higher": {f"{more:g}": sum(r > more for r in ratios) for more in MORE},
     }  # fmt: skip
 
 
@@ -158,7 +179,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
         {"where": where, **summary([row for row in rows if test(row)], name, reference)}
         for where, test in tests
-        for name in ASCENTS
+        for name, *_ in RUNS[1:]
     ]
 
 
@@ -175,12 +196,16 @@ def main() -> None:
     names = [*DEMOS.values(), *(sort(kind, i).name for i in range(arguments.models) for kind in KINDS)]
     rows = run(arguments.folder, names)
     lines = table(rows)
-    print(f"{'':15} {'':7} cells  passes: median  90 %   mean   of 60 steps: least   5 %  median  < 99 %  < 97 %")
+    print(
+        f"{'':15} {'':16} cells  passes: median  90 %   mean   of 60 steps: least   5 %  median  < 99 %  < 97 %  "
+        "> 101 %  > 103 %  > 110 %"
+    )
     for line in lines:
         print(
-            f"{line['where']:15} {line['ascent']:7} {line['cells']:5} {line['median_passes']:15g} "
+            f"{line['where']:15} {line['ascent']:16} {line['cells']:5} {line['median_passes']:15g} "
             f"{line['p90_passes']:5g} {line['mean_passes']:6.1f} {line['min_ratio']:20.3f} {line['p5_ratio']:5.3f} "
-            f"{line['median_ratio']:7.4f} {line['below_99']:7} {line['below_97']:7}"
+            f"{line['median_ratio']:7.4f} {line['below_99']:7} {line['below_97']:7}  "
+            + "  ".join(f"{count:7}" for count in line["higher"].values())
         )
     if arguments.json:
         kept = ("model", "metric", "rho", "run", "base_loss", "rise", "forwards", "backwards", "stopped")

@@ -204,6 +204,13 @@ _measure_options = _together(
         "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Ascent steps in each ball, at most."
     ),
     click.option(
+        "--starts",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Climbs in each ball, from points far apart, for a loss that has several peaks there; the highest counts.",
+    ),
+    click.option(
         "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Picks samples and starts."
     ),
     click.option("--average", is_flag=True, help="Average-case instead of worst-case sharpness."),
@@ -357,6 +364,13 @@ inspect_options = _together(
     _part_options,
     _input_column_options,
     _task_option,
+    click.option(
+        "--starts",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Climbs in each ball, from points far apart, for a loss that has several peaks there; the highest counts.",
+    ),
     click.option(
         "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random weights and samples."
     ),

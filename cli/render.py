@@ -95,8 +95,9 @@ def _search(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.mode} case, seed {result.seed}"
     converged = sum(batch.converged for batch in result.per_batch)
+    starts = "" if result.starts == 1 else f" from each of {result.starts} starts"
     return (
-        f"{result.mode} case, {result.ascent}, {result.steps} steps at most "
+        f"{result.mode} case, {result.ascent}, {result.steps} steps at most{starts} "
         f"({converged} of {len(result.per_batch)} batches converged), seed {result.seed}"
     )
 

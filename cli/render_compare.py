@@ -137,7 +137,10 @@ def _settings(settings: Any) -> str:
     where = data.get("id") or "batches in memory"
     split = f" ({data['split']})" if data.get("split") else ""
     average = settings["mode"] == "average"
-    search = f"{settings['steps']} draws" if average else f"{settings['ascent']}, {settings['steps']} steps at most"
+    starts = "" if settings["starts"] == 1 else f" from each of {settings['starts']} starts"
+    search = f"{settings['ascent']}, {settings['steps']} steps at most{starts}"
+    if average:
+        search = f"{settings['steps']} draws"
     moved = "" if settings["params"] == "all" else f", {settings['params']} weights alone"
     return (
         f"{settings['metric']}, rho {settings['rho']:g}, geodesic {settings['geodesic']}, symmetries "

@@ -20,8 +20,8 @@ SHARPNESS, BASE_LOSS = "sharpness", "base_loss"
 
 # What two scores must share to be numbers about the same thing. Versions are not among them: they are told as a note.
 _SETTINGS = (
-    "metric", "geodesic", "symmetries", "params", "damping", "mode", "ascent", "rho", "steps", "seed", "samples",
-    "batch_size",
+    "metric", "geodesic", "symmetries", "params", "damping", "mode", "ascent", "rho", "steps", "starts", "seed",
+    "samples", "batch_size",
 )  # fmt: skip
 # Of the data what does not follow from the model: how a text is cut is its tokenizer's business, and noted.
 _NOT_DATA = ("chosen", "max_length", "labels")

@@ -49,6 +49,7 @@ def score(
     rho: Rho = None,
     ascent: str = "secant",
     steps: int = 20,
+    starts: int = 1,
     samples: int = 1024,
     batch_size: int = 128,
     seed: int = 0,
@@ -88,6 +89,8 @@ def score(
         ascent: how the maximum is searched: "secant", which stops when it has settled, or "apgd", the reference
             (Auto-PGD), which takes all its steps.
         steps: ascent steps at most, each one forward and at most one backward pass; draws for ``average``.
+        starts: climbs in each ball, from points far apart; the highest counts. More cost as many times as much, and
+            find more where the loss has several peaks in the ball.
         samples, batch_size, seed: which samples; every batch has a ball of its own and the score is their mean.
         average: mean over Gaussian horizontal perturbations instead of the worst case.
         baselines: other metrics at the same radius, of "adaptive" and "euclidean".
@@ -132,7 +135,7 @@ def score(
     with world.together():
         settings = Settings(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
-            steps=steps, seed=seed,
+            steps=steps, starts=starts, seed=seed,
             average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, shard=shard, on_nan=on_nan,
             reproducibility=reproducibility, verify=verify, params=params, per=per, profile=profile,
@@ -190,6 +193,7 @@ def score_pretrained(
     rho: Rho = None,
     ascent: str = "secant",
     steps: int = 20,
+    starts: int = 1,
     samples: int = 1024,
     batch_size: int = 128,
     seed: int = 0,
@@ -233,7 +237,7 @@ def score_pretrained(
     with world.together():
         settings = Settings(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
-            steps=steps, seed=seed,
+            steps=steps, starts=starts, seed=seed,
             average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, params=params, per=per, profile=profile,
             shard=shard, on_nan=on_nan,

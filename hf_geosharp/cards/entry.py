@@ -56,7 +56,7 @@ def plain(result: SharpnessResult) -> SharpnessResult:
         name: _text(getattr(result, name), name)
         for name in ("metric", "geodesic", "symmetries", "params", "mode", "ascent")
     }
-    counts = {name: whole(getattr(result, name), name) for name in ("steps", "samples", "batch_size", "seed")}
+    counts = {name: whole(getattr(result, name), name) for name in ("steps", "starts", "samples", "batch_size", "seed")}
     names = ("geodesic_sharpness", "base_loss", "rho", "damping")
     numbers = {name: finite(getattr(result, name), name) for name in names}
     if texts["metric"] not in METRIC_TYPES:
@@ -96,6 +96,8 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
         "batch_size": result.batch_size,
         "seed": result.seed,
     }
+    if result.starts > 1:
+        args["starts"] = result.starts
     if result.data.get("labels") == "model":
         args["labels"] = "model"
     if result.data.get("loss") is not None:

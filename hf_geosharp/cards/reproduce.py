@@ -88,6 +88,8 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
         yield "--average"
     else:
         yield from ("--ascent", result.ascent)
+    if result.starts > 1:
+        yield from ("--starts", str(result.starts))
     if result.params != "all":
         yield from ("--params", result.params)
     if "adaptive" in result.baselines:

@@ -174,6 +174,8 @@ def _case(result: SharpnessResult) -> str:
     text = _CASES.get(result.mode, _CASES["worst"])
     batches = f"{count} batches" if count != 1 else "1 batch"
     search = _SEARCHES.get(result.ascent, "an ascent of at most {steps} steps").format(steps=result.steps)
+    if result.starts > 1:
+        search += f" from each of {result.starts} starts"
     return text.format(steps=result.steps, search=search, count=batches, size=result.batch_size)
 
 
@@ -205,9 +207,9 @@ def _steps(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.steps} draws"
     converged = sum(batch.converged for batch in result.per_batch)
-    return (
-        f"at most {result.steps}, {plain(result.ascent)}; converged in {converged} of {len(result.per_batch)} batches"
-    )
+    starts = "" if result.starts == 1 else f" from each of {result.starts} starts"
+    search = f"at most {result.steps}{starts}, {plain(result.ascent)}"
+    return f"{search}; converged in {converged} of {len(result.per_batch)} batches"
 
 
 def _reproducible(result: SharpnessResult) -> str:

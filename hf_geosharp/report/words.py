@@ -197,7 +197,8 @@ def settings(result: SharpnessResult) -> Iterator[Row]:
     yield "case", result.mode
     if result.mode == "worst":
         search = _SEARCHES.get(result.ascent, result.ascent)
-        yield "search", f"{search}, at most {counted(result.steps, 'step', 'steps')}"
+        starts = "" if result.starts == 1 else f" from each of {result.starts} starts"
+        yield "search", f"{search}, at most {counted(result.steps, 'step', 'steps')}{starts}"
     else:
         yield "draws", f"{result.steps:,}"
     batches = counted(len(result.per_batch), "batch", "batches")

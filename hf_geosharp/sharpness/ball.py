@@ -17,6 +17,7 @@ from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Profile
 from hf_geosharp.sharpness.selection import Selection
 from hf_geosharp.sharpness.settings import ASCENTS, Settings
+from hf_geosharp.sharpness.starts import Peaks, peaks
 
 PROFILE_POINTS = 11
 """How many points of the way to the worst perturbation a profile has, both ends included."""
@@ -125,16 +126,21 @@ class Ball:
 
     # ---------------------------------------------------------------------------------------------------- sharpness
 
-    def worst(self, rho: float, report: Report) -> Climb:
-        """The climb to the largest loss in the ball of this radius."""
-        climb = ASCENTS[self.settings.ascent](
-            self.space, self._evaluate, rho, self.settings.steps,
-            start=self._ends.pop() if self._ends else None, base=self.base,
-            given=self._given.pop() if self._given else None,
-            stationary=self.settings.stationary, generator=self._generator, report=report,
-        )  # fmt: skip
-        self._ends = [climb.u]
-        return climb
+    def worst(self, rho: float, report: Report) -> Peaks:
+        """The climbs to the largest loss in the ball of this radius."""
+
+        def ascend(start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
+            if start is None:
+                start = self._ends.pop() if self._ends else None
+                given = self._given.pop() if self._given else None
+            return ASCENTS[self.settings.ascent](
+                self.space, self._evaluate, rho, self.settings.steps, start=start, base=self.base, given=given,
+                stationary=self.settings.stationary, generator=self._generator, report=report,
+            )  # fmt: skip
+
+        found = peaks(ascend, self._evaluate, self.space, rho, self.settings.starts, self._generator)
+        self._ends = [found.highest.u]
+        return found
 
     def average(self, rho: float, report: Report) -> float:
         """The mean rise under random perturbations of this radius, the same directions at all radii.

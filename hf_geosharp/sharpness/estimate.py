@@ -79,9 +79,9 @@ def estimate(
     if not batches:
         raise DataError("there is no batch to score: the data are empty")
     notes = Notes()
-    per_pass = settings.steps + 1
-    total = per_pass * len(settings.radii) * (len(batches) + settings.reruns)
-    total += per_pass * len(batches) * len(settings.baselines)
+    each = settings.evaluations
+    total = each * len(settings.radii) * (len(batches) + settings.reruns)
+    total += each * len(batches) * len(settings.baselines)
     world = world or World()
     with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed:
         shards = borrowed.shards
@@ -126,6 +126,7 @@ def estimate(
         symmetries=effective.symmetries if effective.geometry.paired else "none",
         mode="average" if effective.average else "worst",
         steps=effective.steps,
+        starts=effective.starts,
         ascent="none" if effective.average else effective.ascent,
         params=effective.params,
         damping=effective.damping if effective.geometry.paired else 0.0,

@@ -64,7 +64,7 @@ class Outcome:
                 **{
                     **line,
                     "job": Job(**line["job"]),
-                    "scores": tuple((float(rho), BatchScore(**score)) for rho, score in line["scores"]),
+                    "scores": tuple((float(rho), BatchScore.from_dict(score)) for rho, score in line["scores"]),
                     "passes": Passes(**line["passes"]),
                     "notes": tuple(line["notes"]),
                     "profile": None if profile is None else Profile.from_dict(profile),

@@ -94,6 +94,8 @@ def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
             ("its interval is not that of its curve", point.interval95 == result.interval95),
             ("its standard error is not that of its curve", point.stderr == result.stderr),
         ]
+    tops = [(batch.value, max(batch.rises, default=batch.value)) for batch in result.per_batch]
+    facts.append(("a batch's value is not the largest of its starts", all(_near(*top) for top in tops)))
     facts.append(("its score is not the mean of its batches", _near(mean, result.geodesic_sharpness)))
     if result.interval95 is not None:
         low, high = result.interval95
@@ -103,7 +105,7 @@ def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
 
 def _types(result: SharpnessResult) -> list[tuple[str, bool]]:
     texts = {name: getattr(result, name) for name in ("metric", "geodesic", "symmetries", "mode")}
-    counts = {name: getattr(result, name) for name in ("steps", "seed", "samples", "batch_size")}
+    counts = {name: getattr(result, name) for name in ("steps", "starts", "seed", "samples", "batch_size")}
     numbers = {name: getattr(result, name) for name in ("geodesic_sharpness", "base_loss", "rho", "seconds")}
     numbers |= {f"baselines.{name}": value for name, value in result.baselines.items()}
     facts = [(f"{name} is no text", isinstance(value, str)) for name, value in texts.items()]
@@ -121,7 +123,7 @@ def _types(result: SharpnessResult) -> list[tuple[str, bool]]:
         facts.append(("its profile holds something that is no number", all(map(_is_number, numbers_of_way))))
         facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
     for batch in result.per_batch:
-        facts.append(("a batch holds something that is no number", _is_number(batch.value)))
+        facts.append(("a batch holds something that is no number", all(map(_is_number, (batch.value, *batch.rises)))))
     facts += [
         ("pairs has no whole numbers", type(result.pairs.count) is int and type(result.pairs.symmetry_dim) is int),
         ("model, data or versions is no object", all(isinstance(x, dict) for x in _objects(result))),

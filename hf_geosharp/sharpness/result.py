@@ -13,7 +13,7 @@ from hf_geosharp.errors import DataError
 
 SCHEMA = 1
 
-_LATER = frozenset({"ascent", "params", "damping", "per", "profile"})
+_LATER = frozenset({"ascent", "starts", "params", "damping", "per", "profile"})
 """Fields that results of schema 1 once did not have: where they are missing, their defaults are what was meant."""
 
 
@@ -22,11 +22,12 @@ class BatchScore:
     """One batch of samples, that is one ball.
 
     ``value`` is the rise of the loss inside the ball (in units of the loss, never negative for the worst case),
-    ``steps`` the ascent steps taken, ``converged`` whether the ascent stopped by its own rule or the last quarter of
-    the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius, that at the
-    start included where it was taken for it; not all have a backward pass (:class:`Passes`). ``stopped`` says why the
-    ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above that of the weights, so
-    that ``value`` 0 is none.
+    ``steps`` the ascent steps taken on the way there, ``converged`` whether the ascent stopped by its own rule or the
+    last quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this
+    radius, those at the starts included where they were taken for it; not all have a backward pass (:class:`Passes`).
+    ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above
+    that of the weights, so that ``value`` 0 is none. ``rises`` is what each of several starts found, of which ``value``
+    is the largest; nothing where there was one.
     """
 
     index: int
@@ -36,6 +37,12 @@ class BatchScore:
     converged: bool
     passes: int | None = None
     stopped: str = "budget"
+    rises: tuple[float, ...] = ()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BatchScore:
+        """From JSON, which has lists for tuples."""
+        return cls(**{**data, "rises": tuple(data.get("rises", ()))})
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ class SharpnessResult:
 
     ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius asked for; ``curve`` has all),
     ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average", ``ascent``
-    "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take.
+    "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take from each of ``starts``.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
     perturbation lies, per pair site and per remaining parameter (the shares add up to 1). ``params`` says which
     parameters may move: "all", or "lora" for those of an adapter. ``symmetries`` is "none" for metrics without, and
@@ -180,6 +187,7 @@ class SharpnessResult:
     versions: dict[str, str]
     warnings: list[str] = field(default_factory=list)
     ascent: str = "apgd"
+    starts: int = 1
     params: str = "all"
     damping: float = 0.0
     per: tuple[PartScore, ...] = ()
@@ -195,7 +203,8 @@ class SharpnessResult:
         """Plain dicts, lists, numbers and strings; keys in a fixed order, NaN never among them."""
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
         profile = fields["profile"] and {k: list(v) if k != "radius" else v for k, v in fields["profile"].items()}
-        return {"schema": self.schema} | fields | {"per": list(fields["per"]), "profile": profile}
+        batches = [batch | {"rises": list(batch["rises"])} for batch in fields["per_batch"]]
+        return {"schema": self.schema} | fields | {"per_batch": batches, "per": list(fields["per"]), "profile": profile}
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as text.
@@ -219,7 +228,7 @@ class SharpnessResult:
         if unknown or missing:
             raise DataError(f"not a result: unknown keys {sorted(unknown)}, missing keys {sorted(missing)}")
         values = dict(data)
-        values["per_batch"] = [BatchScore(**b) for b in data["per_batch"]]
+        values["per_batch"] = [BatchScore.from_dict(b) for b in data["per_batch"]]
         values["curve"] = [CurvePoint(**{**c, "interval95": _pair(c["interval95"])}) for c in data["curve"]]
         values["pairs"] = PairSummary(**data["pairs"])
         values["reproducible"] = Reproducible(**data["reproducible"])

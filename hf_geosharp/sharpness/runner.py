@@ -29,6 +29,7 @@ from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile,
 from hf_geosharp.sharpness.selection import Selection, selections
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.sharded import ShardedChart
+from hf_geosharp.sharpness.starts import told
 from hf_geosharp.symmetry.map import SymmetryMap
 
 FORESIGHT = 0.75
@@ -117,6 +118,7 @@ class Runner:
         outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh, ahead)
         self.notes += [note for o in outcomes for note in o.notes]
         scored = [o for o in outcomes if o.skipped is None]
+        self.notes += told({rho: [o.at(rho) for o in scored] for rho in settings.radii})
         skipped = [o.job.batch for o in outcomes if o.skipped is not None]
         if not scored:
             raise ModelError(f"no batch has a score: {outcomes[0].skipped}")
@@ -133,7 +135,7 @@ class Runner:
             return ()
         found = selections(self._chart_of(Job(SCORE, 0), symmetries, settings), settings.per)
         self._parts = {_key(part): part for part in found}
-        self.track.total += (settings.steps + 1) * len(found) * len(self.batches)
+        self.track.total += settings.evaluations * len(found) * len(self.batches)
         return found
 
     def scores_of(
@@ -183,7 +185,7 @@ class Runner:
         """What is done of these; one rank counts it."""
         known = self.ledger.known(jobs)
         if self.track.shared or self.track.world.leads:
-            self.track.done += (self.settings.steps + 1) * sum(len(o.scores) for o in known)
+            self.track.done += self.settings.evaluations * sum(len(o.scores) for o in known)
         return known
 
     def _do(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Outcome:
@@ -203,7 +205,7 @@ class Runner:
             assert isinstance(outcome, Outcome)
         outcome = replace(outcome, notes=tuple(self._batch_notes), seconds=time.perf_counter() - started)
         if outcome.skipped is not None:
-            self.track.done += (settings.steps + 1) * len(settings.radii)
+            self.track.done += settings.evaluations * len(settings.radii)
         return outcome
 
     def _chart_of(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Chart:
@@ -241,7 +243,7 @@ class Runner:
         if job.stage == SCORE and not self._is_stored_loss(job.batch, ball.base):
             return ball.base
         if part is not None and not settings.average and ball.still:
-            self.track.done += 1 + settings.steps
+            self.track.done += settings.evaluations
             score = BatchScore(job.batch, ball.base, 0.0, 0, True, 1, "converged")
             passes = Passes(objective.forwards, objective.backwards)
             return Outcome(job, ball.base, ((settings.radii[0], score),), passes)
@@ -249,9 +251,10 @@ class Runner:
         share: dict[str, float] = {}
         profile: Profile | None = None
         for rho in sorted(set(settings.radii)):
+            done = self.track.done
             score = self._at(ball, job, rho)
-            # The pass at the start, and the steps that were not needed.
-            self.track.done += 1 + settings.steps - score.steps
+            # The passes at the starts, and the steps that were not needed.
+            self.track.done = done + settings.evaluations
             scores.append((rho, score))
             if job.stage == SCORE and rho == settings.radii[0] and score.value >= self._highest:
                 # Where the worst perturbation lies is told of the batch that rose most.
@@ -354,7 +357,8 @@ class Runner:
         report = self.track.report(job.stage, index + 1, rho)
         if ball.settings.average:
             return BatchScore(index, ball.base, ball.average(rho, report), steps, True, steps)
-        climb = ball.worst(rho, report)
+        found = ball.worst(rho, report)
+        climb = found.highest
         if not climb.finite:
             where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
             text = f"batch {index}: the loss is not finite at some points of the ball, {where}"
@@ -364,8 +368,8 @@ class Runner:
                     text += ", or inv if pairs are almost zero: mix lets them move as far as all others"
             self._batch_notes.append(text)
         return BatchScore(
-            index, ball.base, climb.rise, climb.steps, climb.converged, climb.steps + 1,
-            "lost" if climb.lost else climb.stopped,
+            index, ball.base, climb.rise, climb.steps, climb.converged, found.evaluations,
+            "lost" if climb.lost else climb.stopped, found.rises if ball.settings.starts > 1 else (),
         )  # fmt: skip
 
     def _profile(self, ball: Ball, rho: float) -> Profile | None:

@@ -54,6 +54,8 @@ class Settings:
     rho: tuple[float, ...] = ()
     ascent: str = "secant"
     steps: int = 20
+    starts: int = 1
+    """Climbs in each ball, from points far apart."""
     seed: int = 0
     average: bool = False
     baselines: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class Settings:
     """The loss has a minimum at the model's own weights by construction."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "seed", "micro_batch"):
+        for name in ("steps", "starts", "seed", "micro_batch"):
             number = getattr(self, name)
             if number is not None and not isinstance(number, str):
                 object.__setattr__(self, name, whole(name, number))
@@ -94,8 +96,9 @@ class Settings:
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
         if any(not WITHIN[0] <= r <= WITHIN[1] for r in self.rho):
             raise UsageError(f"rho is {self.rho}; a radius lies between {WITHIN[0]:g} and {WITHIN[1]:g}")
-        if self.steps < 1:
-            raise UsageError(f"steps is {self.steps}; at least 1 is needed")
+        for name in ("steps", "starts"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; at least 1 is needed")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"seed is {self.seed}; it lies between 0 and {2**32 - 1}")
         if isinstance(self.micro_batch, str) and self.micro_batch != "auto":
@@ -109,8 +112,8 @@ class Settings:
                 f"steps is {self.steps}: the average case draws in pairs of opposite sign, which cancel the slope of "
                 "the loss; an even number is needed"
             )
-        if self.average and (self.per or self.profile):
-            raise UsageError("per and profile are of the worst case: leave out average")
+        if self.average and (self.per or self.profile or self.starts > 1):
+            raise UsageError("per, profile and starts are of the worst case: leave out average")
         if self.per == "head" and self.metric not in PAIR_METRICS:
             raise UsageError(
                 f"per is 'head', and the metric {self.metric} knows no heads: use {' or '.join(PAIR_METRICS)}"
@@ -120,6 +123,11 @@ class Settings:
     def radii(self) -> tuple[float, ...]:
         """The radii asked for, or the metric's default."""
         return self.rho or (DEFAULT_RHO[self.metric],)
+
+    @property
+    def evaluations(self) -> int:
+        """How often the loss of a batch is asked for at one radius, at most."""
+        return (self.steps + 1) * self.starts
 
     @property
     def reruns(self) -> bool:

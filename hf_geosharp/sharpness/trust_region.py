@@ -50,7 +50,8 @@ class Quadratic:
             vectors: two or four; gram: their inner products, (2, 2) or (4, 4).
             loss: None where there is no step; noise: a difference of losses that rounding can make, in nats.
         """
-        if loss is not None and not _holds(gram, loss, noise):
+        # A step that rounding swallowed says nothing.
+        if loss is not None and not (gram[2, 2] > 0 and _holds(gram, loss, noise)):
             vectors, gram = vectors[:2], gram[:2, :2]
         self.vectors, self._gram = vectors, gram
         inverse = np.array([1 / math.sqrt(x) if x > 0 else 0.0 for x in gram.diagonal().tolist()])

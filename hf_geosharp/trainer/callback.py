@@ -47,8 +47,8 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         data: what to measure on: a data set whose rows the Trainer's collator makes batches of, or batches (a list of
             dicts of tensors, or a DataLoader of them; one ball each). By default rows of the training data.
         every: "evaluate" (with each evaluation), "epoch", or a number of steps.
-        metric, geodesic, symmetries, rho, ascent, steps, seed, average, damping: as for :func:`hf_geosharp.score`; of
-            several radii the first one's value is logged.
+        metric, geodesic, symmetries, rho, ascent, steps, starts, seed, average, damping: as for
+            :func:`hf_geosharp.score`; of several radii the first one's value is logged.
         params: "all" measures an adapted model merged, on a copy; "lora" its adapter alone, where it is.
         samples, batch_size: how many rows, in batches of what size; one ball a batch.
         micro_batch: samples that go through the model at once; by default as many as in training, or one with gradient
@@ -80,6 +80,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         rho: float | Sequence[float] | None = None,
         ascent: str = "secant",
         steps: int = 20,
+        starts: int = 1,
         samples: int = 256,
         batch_size: int = 128,
         seed: int = 0,
@@ -104,7 +105,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._choice = Choice(samples, batch_size, seed)
         self._settings = Settings(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent, steps=steps,
-            seed=seed, average=average, damping=damping, params=params, micro_batch=micro_batch,
+            starts=starts, seed=seed, average=average, damping=damping, params=params, micro_batch=micro_batch,
             reproducibility=reproducibility,
         )  # fmt: skip
         self._loss, self._function = loss, function_of(loss)

@@ -79,6 +79,14 @@ def test_the_command_climbs_in_the_same_way_with_the_same_weights(ascent: str, p
     assert (given["ascent"], given["params"]) == (ascent, params)
 
 
+def test_several_starts_are_told_and_taken_again() -> None:
+    result = make_result(starts=3, ascent="secant")
+    assert arguments(recipe(result, MODEL))["starts"] == 3
+    assert "by a secant ascent of at most 20 steps from each of 3 starts" in section.render(result, MODEL)
+    assert entry.entry(entry.plain(result))["metrics"][0]["args"]["starts"] == 3
+    assert "starts" not in entry.entry(entry.plain(make_result()))["metrics"][0]["args"]
+
+
 @pytest.mark.parametrize(
     ("ascent", "words"), [("secant", "by a secant ascent of at most 20 steps"), ("apgd", "by 20 steps of Auto-PGD")]
 )

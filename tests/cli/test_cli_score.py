@@ -51,6 +51,7 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "rho": None,
         "ascent": "secant",
         "steps": 20,
+        "starts": 1,
         "samples": 1024,
         "batch_size": 128,
         "seed": 0,
@@ -81,7 +82,7 @@ def test_defaults(run: Run, scoring: Any) -> None:
 def test_every_option_arrives(run: Run, scoring: Any) -> None:
     line = (
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
-        "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --samples 4 --batch-size 2 --seed 7 --average --baselines "
+        "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --starts 2 --samples 4 --batch-size 2 --seed 7 --average --baselines "
         "--labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code --allow-missing "
         "--text-column a --micro-batch 3 --gradient-checkpointing --compile --params lora --per head --profile "
         "--shard samples --on-nan skip --output o "
@@ -105,6 +106,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "rho": [0.1, 1e-3],
         "ascent": "apgd",
         "steps": 3,
+        "starts": 2,
         "samples": 4,
         "batch_size": 2,
         "seed": 7,
@@ -141,6 +143,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         ["--rho", "inf"],
         ["--rho", "much"],
         ["--steps", "0"],
+        ["--starts", "0"],
         ["--samples", "0"],
         ["--batch-size", "0"],
         ["--seed", "-1"],

@@ -452,12 +452,12 @@ def test_the_keys_of_a_result_are_stable(rich: SharpnessResult) -> None:
     assert list(rich.to_dict()) == [
         "schema", "geodesic_sharpness", "stderr", "interval95", "base_loss", "rho", "metric", "geodesic", "symmetries",
         "mode", "steps", "seed", "samples", "batch_size", "per_batch", "curve", "baselines", "pairs", "share",
-        "reproducible", "passes", "seconds", "model", "data", "versions", "warnings", "ascent",
+        "reproducible", "passes", "seconds", "model", "data", "versions", "warnings", "ascent", "starts",
         "params", "damping", "per", "profile",
     ]  # fmt: skip
     data = rich.to_dict()
     assert list(data["per_batch"][0]) == [
-        "index", "base_loss", "value", "steps", "converged", "passes", "stopped",
+        "index", "base_loss", "value", "steps", "converged", "passes", "stopped", "rises",
     ]  # fmt: skip
     assert list(data["reproducible"]) == ["ok", "spread", "how"]
     assert list(data["passes"]) == ["forwards", "backwards"]

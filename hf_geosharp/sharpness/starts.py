@@ -1,0 +1,111 @@
+"""Several starts in one ball: the loss may have more than one peak there, and a climb ends on the one it comes to.
+
+The first climb starts at the base point, or where the one at the last radius ended. The second starts opposite the peak
+that it found: as far away as the ball allows, and as high as that as far as the loss is quadratic and has no slope. If
+the loss there is below that of the base point, it is a slope that nothing opposite makes up for, and nobody climbs. All
+others start at random points of the sphere. What each of them finds is kept: it tells how far to trust the highest.
+Measured in ``benchmarks/ascent.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from hf_geosharp.geometry.space import Space, Tangent
+from hf_geosharp.sharpness.ascent import Climb, Evaluate
+from hf_geosharp.sharpness.result import BatchScore
+
+ALIKE = 0.01
+"""Relative difference below which two peaks are as high as each other: to that an ascent settles."""
+
+
+class Ascend(Protocol):
+    """An ascent in one ball."""
+
+    def __call__(self, start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
+        """From a point of the ball with its loss and gradient, whose memory it may use; from its own start if None."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the climbs in one ball found: the highest of them, and all.
+
+    ``rises`` are their rises in the order of the starts, 0 where nobody climbed; ``evaluations`` how often the loss was
+    asked for.
+    """
+
+    highest: Climb
+    rises: tuple[float, ...]
+    evaluations: int
+
+
+def peaks(
+    ascend: Ascend, evaluate: Evaluate, space: Space, rho: float, starts: int, generator: torch.Generator
+) -> Peaks:
+    """Climbs from so many starts.
+
+    Args:
+        ascend: the ascent.
+        evaluate: its objective.
+        space: the space of the ball.
+        rho: its radius.
+        starts: how many, the ascent's own one among them.
+        generator: of the random ones.
+
+    Raises:
+        NotFiniteError: the loss at the ascent's own start is not finite.
+    """
+    highest = ascend()
+    rises, evaluations, finite = [highest.rise], highest.steps + 1, highest.finite
+    for number in range(1, starts):
+        opposite = number == 1 and space.norm(highest.u) > 0
+        start = highest.u.clone().mul_(-1.0) if opposite else _on_sphere(space, rho, generator)
+        least = highest.base if opposite else -math.inf
+        loss, g = evaluate(start, lambda loss, least=least: least < loss < math.inf)  # type: ignore[misc]
+        evaluations, finite = evaluations + 1, finite and math.isfinite(loss)
+        if g is None:
+            rises.append(0.0)
+            continue
+        given = loss, g
+        del g
+        found = ascend(start, given)
+        del start, given
+        rises.append(found.rise)
+        evaluations, finite = evaluations + found.steps, finite and found.finite
+        if found.rise > highest.rise:
+            highest = found
+        del found
+    return Peaks(replace(highest, finite=finite), tuple(rises), evaluations)
+
+
+def _on_sphere(space: Space, rho: float, generator: torch.Generator) -> Tangent:
+    point = space.random(generator)
+    # A hair inside, so that rounding does not leave the ball.
+    return point.mul_(rho * (1 - 16 * torch.finfo(space.dtype).eps) / space.norm(point))
+
+
+def higher(rises: tuple[float, ...]) -> float:
+    """How much higher, relatively, the highest peak is than that of the first start; 0 where they are alike."""
+    if not rises or max(rises) <= (1 + ALIKE) * rises[0]:
+        return 0.0
+    return max(rises) / rises[0] - 1 if rises[0] > 0 else math.inf
+
+
+def told(scores: Mapping[float, Iterable[BatchScore]]) -> list[str]:
+    """What is to know where another start found more than the first; ``scores`` are those of all batches by radius."""
+    notes = []
+    for rho, batches in sorted(scores.items()):
+        found = [higher(batch.rises) for batch in batches]
+        missed = [share for share in found if share]
+        if missed:
+            most = f"{max(missed):.0%}" if max(missed) < 10 else "more than ten times"
+            notes.append(
+                f"rho {rho:g}: in {len(missed)} of {len(found)} batches another start found more than the first, by up "
+                f"to {most}: the loss has several peaks in the ball, and there may be higher ones"
+            )
+    return notes

@@ -1,0 +1,193 @@
+"""Several starts in one ball, on objectives with several peaks of known height, and in scores of tiny models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_geosharp import SharpnessResult, score
+from hf_geosharp.errors import UsageError
+from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.sharpness.ascent import Climb, NotFiniteError
+from hf_geosharp.sharpness.result import BatchScore
+from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.sharpness.starts import Peaks, higher, peaks, told
+from tests.sharpness.test_ascent import Counted, plain_space
+from tests.sharpness.tiny import bert, bert_batches
+
+SPACE = plain_space(3, 2)
+
+
+def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -> Peaks:
+    def ascend(start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
+        base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
+        return secant(SPACE, evaluate, rho, 20, start=start, given=given, base=base)
+
+    return peaks(ascend, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
+
+
+def lopsided(u: Tensor) -> Tensor:
+    """The slope at 0 leads to u₀ = 1, where it is 1.1; at u₀ = -1 it is 1.9."""
+    return 0.1 * u[0] + u[0] ** 2 - 0.5 * u[0] ** 3 * u[0].abs()
+
+
+def sloping(u: Tensor) -> Tensor:
+    """A slope that outweighs what is quadratic."""
+    return u[0] + 0.1 * u[0] ** 2
+
+
+def test_one_start_is_the_ascent_alone() -> None:
+    evaluate, alone = Counted(lopsided), Counted(lopsided)
+    found, climb = search(evaluate, 1), secant(SPACE, alone, 1.0, 20)
+    assert found.rises == (climb.rise,)
+    assert found.highest.history == climb.history
+    assert found.evaluations == len(evaluate.points) == len(alone.points)
+
+
+def test_the_second_start_finds_the_peak_on_the_other_side() -> None:
+    found = search(Counted(lopsided), 2)
+    assert found.rises == (pytest.approx(0.6, rel=1e-3), pytest.approx(1.4, rel=1e-3))
+    assert found.highest.rise == max(found.rises)
+    assert float(found.highest.u.flat()[0]) == pytest.approx(-1, rel=1e-3)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_highest_peak_is_kept_whichever_start_finds_it() -> None:
+    """The second start lies on its peak already, so that the next step leads to where it is."""
+    found = search(Counted(lambda u: 0.1 * u[0] + u[0] ** 2), 2)
+    assert found.rises == (pytest.approx(1.1, rel=1e-3), pytest.approx(0.9, rel=1e-3))
+    assert found.highest.rise == found.rises[0]
+
+
+def test_nobody_climbs_opposite_a_slope() -> None:
+    """That is known by one forward pass."""
+    evaluate = Counted(sloping)
+    found = search(evaluate, 2)
+    assert found.rises == (pytest.approx(1.1), 0.0)
+    assert not evaluate.wanted[-1]
+    assert torch.allclose(evaluate.points[-1], -found.highest.u.flat())
+
+
+def test_further_starts_are_random_and_the_same_for_one_seed() -> None:
+    found = [search(Counted(lopsided), 4, seed=seed) for seed in (0, 0, 1)]
+    assert found[0].rises == found[1].rises
+    assert len(found[0].rises) == 4
+    evaluate = Counted(sloping)
+    first, second = (next(p for p in points if abs(float(p.norm()) - 1) < 1e-12) for points in _starts(evaluate))
+    assert not torch.equal(first, second)
+
+
+def _starts(evaluate: Counted) -> tuple[list[Tensor], list[Tensor]]:
+    """The points of the climbs from the two random ones of four starts."""
+    search(evaluate, 2)
+    before = len(evaluate.points)
+    search(evaluate, 3)
+    third = evaluate.points[2 * before :]
+    search(evaluate, 3, seed=5)
+    return third, evaluate.points[3 * before + len(third) :]
+
+
+def test_evaluations_are_those_that_were_made() -> None:
+    for f in (lopsided, sloping):
+        evaluate = Counted(f)
+        assert search(evaluate, 4).evaluations == len(evaluate.points)
+
+
+def test_where_the_ascent_found_nothing_the_other_starts_are_random() -> None:
+    def flat_then_high(u: Tensor) -> Tensor:
+        return torch.relu(u.norm() - 0.9) * u[1] + 0 * u.sum()
+
+    found = search(Counted(flat_then_high), 3)
+    assert len(found.rises) == 3
+    assert max(found.rises[1:]) > 0
+
+
+def test_a_start_without_a_finite_loss_is_left_out_and_told() -> None:
+    def half(u: Tensor) -> Tensor:
+        return torch.where(u[0] < -0.5, torch.inf, u[0] + u[0] ** 2)
+
+    found = search(Counted(half), 2)
+    assert found.rises == (pytest.approx(2.0), 0.0)
+    assert not found.highest.finite
+    assert not found.highest.lost
+
+
+def test_a_loss_that_is_not_finite_at_the_base_point_is_an_error_as_with_one_start() -> None:
+    with pytest.raises(NotFiniteError):
+        search(Counted(lambda u: u.sum() * math.nan), 3)
+
+
+# ------------------------------------------------------------------------------------------------------ what is told
+
+
+def test_only_peaks_that_differ_by_more_than_the_ascent_resolves_are_higher() -> None:
+    assert higher(()) == higher((1.0,)) == higher((1.0, 1.009)) == higher((1.0, 0.0, 0.5)) == 0
+    assert higher((1.0, 0.5, 1.25)) == pytest.approx(0.25)
+    assert higher((0.0, 0.5)) == math.inf
+
+
+def test_it_is_told_at_which_radius_and_in_how_many_batches() -> None:
+    def batch(index: int, *rises: float) -> BatchScore:
+        return BatchScore(index, 1.0, max(rises), 3, True, 4, "converged", rises)
+
+    scores = {0.3: [batch(0, 1.0, 1.74), batch(1, 1.0, 1.0)], 0.1: [batch(0, 1.0, 0.0), batch(1, 2.0, 2.0)]}
+    (note,) = told(scores)
+    assert note.startswith("rho 0.3: in 1 of 2 batches another start found more than the first, by up to 74%")
+    (note,) = told({0.3: [batch(0, 0.0, 1.0)]})
+    assert "more than ten times" in note
+
+
+# --------------------------------------------------------------------------------------------------------- in a score
+
+
+def take(**options: Any) -> SharpnessResult:
+    options = {"rho": 1.0, "steps": 8, "reproducibility": False, "dtype": "float64", **options}
+    return score(bert(), bert_batches(3), **options)
+
+
+@pytest.mark.parametrize("ascent", ["secant", "apgd"])
+def test_a_score_is_of_the_highest_and_tells_what_each_start_found(ascent: str) -> None:
+    alone, several = take(ascent=ascent), take(ascent=ascent, starts=3)
+    assert (alone.starts, several.starts) == (1, 3)
+    for one, batch in zip(alone.per_batch, several.per_batch, strict=True):
+        assert one.rises == ()
+        assert len(batch.rises) == 3
+        assert batch.rises[0] == one.value
+        assert batch.value == max(batch.rises)
+        assert batch.passes is not None
+        assert one.passes is not None
+        assert batch.passes > one.passes
+    assert several.passes.forwards == sum(batch.passes or 0 for batch in several.per_batch)
+    assert SharpnessResult.from_dict(several.to_dict()) == several
+
+
+def test_a_climb_at_a_larger_radius_starts_where_the_highest_ended() -> None:
+    result = take(starts=2, rho=(1.5, 0.5))
+    values = {point.rho: point.geodesic_sharpness for point in result.curve}
+    assert values[1.5] >= values[0.5]
+
+
+def test_parts_and_a_second_run_have_the_same_starts() -> None:
+    result = take(starts=2, per="layer", reproducibility=True)
+    assert result.reproducible.ok
+    alone = take(per="layer")
+    assert all(many.value >= one.value * (1 - 1e-12) for many, one in zip(result.per, alone.per, strict=True))
+
+
+def test_a_journal_of_other_starts_is_refused(tmp_path: Any) -> None:
+    first = take(starts=2, output=tmp_path)
+    again = take(starts=2, output=tmp_path)
+    assert again.per_batch == first.per_batch
+    with pytest.raises(UsageError, match="starts"):
+        take(starts=3, output=tmp_path)
+
+
+def test_the_average_case_has_none_and_there_is_at_least_one() -> None:
+    with pytest.raises(UsageError, match="starts are of the worst case"):
+        take(starts=2, average=True)
+    with pytest.raises(UsageError, match="starts is 0; at least 1"):
+        take(starts=0)
