@@ -12,14 +12,11 @@ from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
-from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
-from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
@@ -157,8 +154,7 @@ def score(
         )  # fmt: skip
         content = _content(batches) if world.size > 1 or output is not None else None
         if labels == "model":
-            with full_float32(), borrow(model, wide, movable(model, params)):
-                batches = attach_model_targets(model, batches, task)
+            batches = attach_model_targets(model, batches, task, dtype=wide, params=params)
             loss = kl_to_model
             data_identity = {**data_identity, "labels": "model"}
         elif loss is not None:
@@ -255,7 +251,7 @@ def score_pretrained(
         prepared = prepare_loaded(
             loaded, data=demo if own_data else data, data_config=data_config, split=split, samples=samples,
             batch_size=batch_size, seed=seed, token=token, columns=columns or Columns(), label_map=label_map,
-            labels=labels,
+            labels=labels, params=params,
         )  # fmt: skip
         data_identity = dict(prepared.data_identity)
         if own_data:

@@ -125,3 +125,12 @@ def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
     assert inspect_pretrained(folder, random_init=True, device="cpu").model["id"] == str(folder)
     ranking = compare_pretrained([folder, Path(shutil.copytree(folder, tmp_path / "other"))], **options)
     assert [model.name for model in ranking.ranking] == ["model", "other"]
+
+
+def test_the_divergence_from_the_own_output_starts_at_zero_whatever_autocast_is_on() -> None:
+    options: dict[str, Any] = {"samples": 32, "batch_size": 32, "steps": 2, "labels": "model"}
+    plain = score_pretrained("demo:digits-vit", device="cpu", **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = score_pretrained("demo:digits-vit", device="cpu", **options)
+    assert cast.per_batch == plain.per_batch
+    assert abs(plain.base_loss) < 1e-6

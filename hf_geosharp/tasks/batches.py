@@ -76,7 +76,9 @@ def make_batches(
     encoded, skipped = _take(dataset, encoder, samples, seed)
     groups, identity = _whole_batches(encoded, samples, batch_size, skipped)
     wanted = floating or model_dtype(loaded.model)
-    batches = [collate(group, _padder(loaded.processor), wanted) for group in groups]
+    # Language models count positions from the left, so padding there would change their loss.
+    side = "right" if loaded.task.token_level else None
+    batches = [collate(group, _padder(loaded.processor), wanted, side) for group in groups]
     check_batches(batches, loaded.model)
     if loaded.task.shifted and with_labels:
         check_next_token(loaded.model, batches[0])
@@ -215,7 +217,7 @@ def _encoder(
         rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
     encoder = Encoder(
         task=task,
-        processor=_right_padded(loaded.processor, task),
+        processor=loaded.processor,
         config=config,
         columns=chosen,
         labels=rule,
@@ -225,13 +227,6 @@ def _encoder(
         generator=torch.Generator().manual_seed(seed),
     )
     return encoder, with_images(dataset, chosen.image) if chosen.image else dataset
-
-
-def _right_padded(processor: Any, task: Task) -> Any:
-    """Language models count positions from the left, so padding there would change their loss."""
-    if task.token_level and getattr(processor, "padding_side", "right") != "right":
-        processor.padding_side = "right"
-    return processor
 
 
 def _encoder_identity(encoder: Encoder) -> dict[str, Any]:

@@ -16,7 +16,10 @@ _FILL = {"labels": IGNORED, "attention_mask": 0, "token_type_ids": 0, "special_t
 
 
 def collate(
-    samples: Sequence[Mapping[str, Any]], tokenizer: Any = None, floating: torch.dtype | None = None
+    samples: Sequence[Mapping[str, Any]],
+    tokenizer: Any = None,
+    floating: torch.dtype | None = None,
+    side: str | None = None,
 ) -> dict[str, torch.Tensor]:
     """One batch of the samples; every tensor has them as its first dimension.
 
@@ -24,17 +27,19 @@ def collate(
         samples: Encoded rows with the same keys.
         tokenizer: Says with what and on which side to pad; None where nothing needs padding.
         floating: The dtype of fractions; None means float32.
+        side: On which side to pad, "left" or "right"; None means the tokenizer's.
 
     Raises:
         DataError: A key's values differ in length and there is no tokenizer to pad them.
     """
+    left = (side or getattr(tokenizer, "padding_side", "right")) == "left"
     return {
-        key: tidy(_stack(key, [sample[key] for sample in samples], tokenizer), floating, key == "labels")
+        key: tidy(_stack(key, [sample[key] for sample in samples], tokenizer, left), floating, key == "labels")
         for key in samples[0]
     }
 
 
-def _stack(key: str, values: list[Any], tokenizer: Any) -> torch.Tensor:
+def _stack(key: str, values: list[Any], tokenizer: Any, left: bool) -> torch.Tensor:
     import torch
 
     tensors = [torch.as_tensor(value) for value in values]
@@ -49,7 +54,6 @@ def _stack(key: str, values: list[Any], tokenizer: Any) -> torch.Tensor:
     longest = max(len(tensor) for tensor in tensors)
     filler = _FILL.get(key, tokenizer.pad_token_id)
     stacked = torch.full((len(tensors), longest), filler or 0, dtype=tensors[0].dtype)
-    left = getattr(tokenizer, "padding_side", "right") == "left"
     for row, tensor in zip(stacked, tensors, strict=True):
         start = longest - len(tensor) if left else 0
         row[start : start + len(tensor)] = tensor

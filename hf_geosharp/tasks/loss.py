@@ -19,17 +19,26 @@ def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attach_model_targets(
-    model: Any, batches: Sequence[Mapping[str, torch.Tensor]], task: Task | None
+    model: Any,
+    batches: Sequence[Mapping[str, torch.Tensor]],
+    task: Task | None,
+    *,
+    dtype: torch.dtype | None = None,
+    params: str = "all",
 ) -> list[dict[str, torch.Tensor]]:
     """The batches with the model's own logits as their target, from one forward pass a batch.
+
+    The pass is that of a score: in eval mode, in the same precision and with the same random numbers, so that the
+    divergence from these targets is 0 at the weights.
 
     For tokens that is as many numbers a token as the vocabulary has words: pass few batches at a time where memory is
     short. Labels are left out, except where the model makes its decoder's input from them (seq2seq).
 
     Args:
-        model: The model, unperturbed; it runs in eval mode on its own device.
+        model: The model, unperturbed; it runs on its own device, and comes back as it was.
         batches: The batches, on any device; the new tensors are on the CPU.
         task: The task, or None: logits of three dimensions are then taken as tokens.
+        dtype, params: The precision of the score, and which parameters move in it.
 
     Returns:
         Batches with ``_target_logits`` (batch, classes) or (batch, tokens, vocabulary) and, for tokens,
@@ -41,14 +50,20 @@ def attach_model_targets(
     """
     import torch
 
+    from hf_geosharp.randomness import same_random_numbers
+    from hf_geosharp.sharpness.borrow import borrow
+    from hf_geosharp.sharpness.precision import full_float32
+    from hf_geosharp.sharpness.selection import movable
+    from hf_geosharp.symmetry.inputs import call
+
     keeps_labels = task is not None and task.second == "label"
     device = next(model.parameters()).device
     attached = []
-    with _evaluating(model):
+    with full_float32(), borrow(model, dtype, movable(model, params)), torch.no_grad():
         for batch in batches:
             kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
-            inputs = {key: value.to(device) for key, value in model_inputs(kept).items()}
-            logits = _logits(model(**inputs)).detach().cpu()
+            same_random_numbers()
+            logits = _logits(call(model, {key: value.to(device) for key, value in kept.items()})).detach().cpu()
             precise = logits if logits.dtype == torch.float64 else logits.float()
             attached.append({**kept, **_target(precise, batch, keeps_labels)})
     return attached

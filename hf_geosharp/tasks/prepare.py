@@ -117,6 +117,7 @@ def prepare_loaded(
     columns: Columns | None = None,
     label_map: Mapping[str, Any] | None = None,
     labels: str = "data",
+    params: str = "all",
     max_length: int | None = None,
     mlm_probability: float = 0.15,
 ) -> Prepared:
@@ -150,7 +151,7 @@ def prepare_loaded(
         identity = {}
         batches, how = batches_from(data, loaded.model, processor=loaded.processor, task=loaded.task, **options)
     if labels == "model":
-        batches = attach_model_targets(loaded.model, batches, loaded.task)
+        batches = attach_model_targets(loaded.model, batches, loaded.task, params=params)
     return Prepared(
         model=loaded.model,
         batches=batches,

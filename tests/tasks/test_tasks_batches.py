@@ -76,6 +76,21 @@ def test_token_labels_are_padded_on_the_tokenizers_side():
         assert ((batches[0]["labels"] == -100) == padding).all()
 
 
+def test_texts_for_language_models_are_padded_on_the_right_and_the_tokenizer_stays_as_it_is():
+    from transformers import BertForMaskedLM
+
+    model = BertForMaskedLM(bert_config()).eval()
+    tokenizer = make_tokenizer()
+    tokenizer.padding_side = "left"
+    before = {name: value for name, value in vars(tokenizer).items() if name != "_tokenizer"}
+    batches, _ = batches_from(TEXTS, model, processor=tokenizer, task="masked-lm", **SIZES)
+    padding = torch.cat([b["input_ids"][:, [0, -1]] == tokenizer.pad_token_id for b in batches])
+    assert not padding[:, 0].any()
+    assert padding[:, 1].any()
+    assert tokenizer.padding_side == "left"
+    assert {name: value for name, value in vars(tokenizer).items() if name != "_tokenizer"} == before
+
+
 def test_images_in_memory(vit_folder):
     loaded = load_model(vit_folder, device="cpu")
     rows = make_images()
@@ -232,6 +247,17 @@ def test_kl_is_that_of_the_distributions(model):
     torch.testing.assert_close(kl_to_model({"logits": moved}, batches[0]), expected)
     with pytest.raises(ModelError, match="no logits"):
         attach_model_targets(model.bert, [batch(labels=torch.zeros(4))], None)
+
+
+def test_targets_are_made_as_the_score_runs_the_model(model):
+    """In full precision whatever the caller has switched on, and with the same random numbers."""
+    alone = attach_model_targets(model, [batch()], None)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attach_model_targets(model, [batch()], None)
+    assert torch.equal(alone[0]["_target_logits"], cast[0]["_target_logits"])
+    state = torch.get_rng_state()
+    attach_model_targets(model, [batch()], None)
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_targets_leave_the_model_as_it_was(model):
