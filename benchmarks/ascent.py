@@ -5,8 +5,9 @@
 
 For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
 What each ascent finds with 20 steps at most, the default one from two and three starts as well, is compared with the
-best of 60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at the model's own weights among them: a point that is
-not better than those before has a forward pass alone, and so has the last one of Auto-PGD.
+best of 60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at
+the model's own weights among them: a point that is not better than those before has a forward pass alone, and so has
+the last one of Auto-PGD.
 
 What is measured goes to FOLDER/ascent.jsonl line by line: a run that was stopped goes on. Delete the file to measure
 again.

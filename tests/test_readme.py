@@ -203,6 +203,17 @@ def test_the_figures_of_the_ascent_are_those_that_were_measured() -> None:
     ) in text
 
 
+def test_the_figures_of_several_starts_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "data" / "ascent.json").read_text())
+    one, two = (next(r for r in measured["summary"] if r["ascent"] == n) for n in ("secant", "secant, 2 starts"))
+    assert one["where"] == two["where"] == "all"
+    assert (
+        f"That takes {two['mean_passes']:.1f} passes on average instead of {one['mean_passes']:.1f}, and in "
+        f"{two['higher']['1.03']} of the {two['cells']} cells it finds more than 103 % of the reference, in "
+        f"{two['higher']['1.1']} more than 110 % (one start: {one['higher']['1.03']} and {one['higher']['1.1']})"
+    ) in " ".join(README.split())
+
+
 def test_the_count_of_families_is_that_of_the_table() -> None:
     text = " ".join(README.split())
     assert (

@@ -32,6 +32,41 @@ def growth_table() -> str:
     return "\n".join(lines)
 
 
+def starts_table() -> str:
+    summary = json.loads((ROOT / "benchmarks" / "data" / "ascent.json").read_text(encoding="utf-8"))["summary"]
+    rows = {(row["where"], row["ascent"]): row for row in summary}
+    lines = [
+        "| metric, ρ | one start | `--starts 2` | `--starts 3` | passes: one | two | three |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for where in (*(w for w, _ in rows if w.split()[-1][0].isdigit()), "all"):
+        own = [rows[where, name] for name in ("secant", "secant, 2 starts", "secant, 3 starts")]
+        cells = [*(str(row["higher"]["1.03"]) for row in own), *(f"{row['mean_passes']:.1f}" for row in own)]
+        name = f"all {own[0]['cells']}" if where == "all" else where
+        line = "| " + " | ".join([name, *cells]) + " |"
+        lines += [line] if line not in lines else []
+    return "\n".join(lines)
+
+
+def test_the_table_of_starts_is_that_of_the_measured_data() -> None:
+    assert PAGE.split("<!-- starts-table -->\n")[1].split("\n<!-- /starts-table -->")[0] == starts_table()
+
+
+@pytest.mark.slow
+def test_what_a_second_start_finds_is_as_stated() -> None:
+    stated = re.search(
+        r"gives ([\d.]+), the second ([\d.]+): in (\d) of the 8 .* by up to (\d+) %", " ".join(PAGE.split())
+    )
+    assert stated is not None
+    for starts, value in zip((1, 2), stated.groups()[:2], strict=True):
+        result = score_pretrained(
+            "demo:digits-vit", rho=0.3, samples=512, batch_size=64, starts=starts, device="cpu"
+        )  # fmt: skip
+        # Which peak a batch ends on may depend on the machine's rounding.
+        assert result.geodesic_sharpness == pytest.approx(float(value), rel=0.02)
+    assert any("another start found more than the first" in text for text in result.warnings)
+
+
 @pytest.mark.slow
 def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (snippet,) = fenced(PAGE, "python")
