@@ -92,16 +92,19 @@ def command(
     if plot is not None:
         _pictures().check(plot)
     result = _compare(models, rank_by, force, options, quiet=quiet, debug=is_debug(ctx))
-    target.write(result)
-    table.write(result.to_csv())
-    if plot is not None:
-        from hf_geosharp import charts
+    try:
+        target.write_json(result)
+        table.write(result.to_csv())
+        if plot is not None:
+            from hf_geosharp import charts
 
-        _pictures().save(charts.comparison_figure(result), plot)
-    if not (target.is_stdout or table.is_stdout):
-        from hf_geosharp.cli import render_compare
+            _pictures().save(charts.comparison_figure(result), plot)
+    finally:
+        # Also where a file could not be written: the scores may have taken hours.
+        if not (target.is_stdout or table.is_stdout):
+            from hf_geosharp.cli import render_compare
 
-        render_compare.show(result)
+            render_compare.show(result)
 
 
 def _compare(

@@ -79,15 +79,18 @@ def command(
     held = read_results(results)
     values, name = read_target(target, held, column=target_column, token=token)
     found = correlate(held, values, by=by, target_name=name, seed=seed, force=force)
-    json_out.write(found)
-    if plot is not None:
-        from hf_geosharp import charts
+    try:
+        json_out.write_json(found)
+        if plot is not None:
+            from hf_geosharp import charts
 
-        _pictures().save(charts.correlation_figure(found), plot)
-    if not json_out.is_stdout:
-        from hf_geosharp.cli import render_compare
+            _pictures().save(charts.correlation_figure(found), plot)
+    finally:
+        # Also where a file could not be written.
+        if not json_out.is_stdout:
+            from hf_geosharp.cli import render_compare
 
-        render_compare.show_correlation(found)
+            render_compare.show_correlation(found)
 
 
 def _pictures() -> Any:

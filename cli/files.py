@@ -16,7 +16,7 @@ class Target:
 
     def __init__(self, option: str, path: Path | None) -> None:
         self._option = option
-        self.is_stdout = path == Path("-")
+        self.is_wanted, self.is_stdout = path is not None, path == Path("-")
         self._path = None if path is None or self.is_stdout else atomic.destination(path)
 
     def check(self) -> None:

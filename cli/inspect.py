@@ -65,13 +65,16 @@ def command(
         if not quiet:
             say(f"No MODEL given: inspecting the shipped {model}.")
     result = _inspect(model, options, quiet=quiet, debug=is_debug(ctx))
-    target.write(result)
-    if plot is not None:
-        _figures().save(_heatmaps().health_figure(result.health), plot)
-        if not quiet:
-            say(f"Heat map: {plot}")
-    if not target.is_stdout:
-        _print(result, everything)
+    try:
+        target.write_json(result)
+        if plot is not None:
+            _figures().save(_heatmaps().health_figure(result.health), plot)
+            if not quiet:
+                say(f"Heat map: {plot}")
+    finally:
+        # Also where a file could not be written: it may have taken minutes.
+        if not target.is_stdout:
+            _print(result, everything)
 
 
 def _inspect(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> Inspection:

@@ -365,13 +365,6 @@ inspect_options = _together(
     _input_column_options,
     _task_option,
     click.option(
-        "--starts",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Climbs in each ball, from points far apart, for a loss that has several peaks there; the highest counts.",
-    ),
-    click.option(
         "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random weights and samples."
     ),
     _model_options,

@@ -67,7 +67,7 @@ def command(
     if not world.leads:
         return
     try:
-        target.write(result)
+        target.write_json(result)
     finally:
         # Also where a file could not be written: the score may have taken hours.
         if not target.is_stdout:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from pathlib import Path
 
 from hf_geosharp import atomic
@@ -40,7 +38,7 @@ def write(path: Path, content: bytes, before: bytes | None) -> None:
         raise GeosharpError(f"{path} was changed by somebody else meanwhile; nothing was written. Run it again")
     target = atomic.destination(path)
     try:
-        (atomic.put if atomic.is_special(target) else _write)(target, content)
+        atomic.put(target, content)
     except OSError as error:
         raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -58,25 +56,3 @@ def refuse_cache(path: Path) -> None:
         raise CardError(
             f"{path} is in the Hub's cache, which only its client may change: use the id of the model, or copy the card"
         )
-
-
-def _write(target: Path, content: bytes) -> None:
-    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, _default_mode() if mode is None else mode)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _default_mode() -> int:
-    """What a new file gets; the umask can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_geosharp import atomic
 from hf_geosharp.errors import DataError, GeosharpError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Journal:
             raise
         if not lines:
             self.append(self._header)
-            _sync_folder(self.folder)
+            atomic.sync_folder(self.folder)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Adds a line, which is on disk when this returns.
@@ -124,19 +125,10 @@ def write_result(folder: str | os.PathLike[str], text: str) -> None:
         GeosharpError: the file system refuses.
     """
     path = Path(folder) / RESULT
-    temporary = path.with_name(f".{RESULT}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        atomic.put(path, text.encode())
     except OSError as error:
         raise GeosharpError(f"output: cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def differences(theirs: Header, mine: Header, who: tuple[str, str] = ("there", "here")) -> list[str]:
@@ -217,16 +209,6 @@ def _write_all(file: int, data: bytes) -> None:
         if written == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         view = view[written:]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a new name in a folder survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _lock(file: int, path: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_geosharp import atomic
 from hf_geosharp.symmetry.fingerprint import LIBRARIES, of_code, of_config, of_layout
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
@@ -108,14 +108,7 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
         return
     try:
         place.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, separators=(",", ":"))
-            os.replace(name, place / f"{digest}.json")
-        except BaseException:
-            os.unlink(name)
-            raise
+        atomic.put(place / f"{digest}.json", json.dumps(data, separators=(",", ":")).encode())
     except OSError:
         return
 

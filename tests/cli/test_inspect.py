@@ -409,7 +409,7 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path: Path, monkeypatch: pyte
     def full(*args: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    for owner, name in ((figure, "savefig"), (Path, "write_bytes"), (os, "replace")):
+    for owner, name in ((figure, "savefig"), (os, "fsync"), (os, "replace")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, full)
             with pytest.raises(errors.GeosharpError, match="No space left"):
