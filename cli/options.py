@@ -348,6 +348,7 @@ inspect_options = _together(
     click.option(
         "--layout",
         "layouts",
+        multiple=True,
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
         help="JSON description of attention modules that cannot be traced; it is proved like everything else.",
@@ -394,5 +395,5 @@ def inspect_arguments(options: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(options)
     names = [name for name in COLUMNS if f"{name}_column" in options]
     arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in names})
-    arguments["layouts"] = read_layouts(options["layouts"]) if options["layouts"] else ()
+    arguments["layouts"] = tuple(layout for file in options["layouts"] for layout in read_layouts(file))
     return arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings
+from hf_geosharp.sharpness.settings import Settings, radii_of
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
@@ -131,7 +131,7 @@ def score(
     world = world or World.find(device, timeout)
     with world.together():
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent,
             steps=steps, starts=starts, seed=seed,
             average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, shard=shard, on_nan=on_nan,
@@ -232,7 +232,7 @@ def score_pretrained(
     world = world or World.find(device, timeout)
     with world.together():
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent,
             steps=steps, starts=starts, seed=seed,
             average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, params=params, per=per, profile=profile,
@@ -334,18 +334,6 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in ("hf-geosharp", "torch", "transformers", "datasets")}
-
-
-def _radii(rho: Rho) -> tuple[float, ...]:
-    if rho is None:
-        return ()
-    numbers: Any = rho
-    try:
-        # Arrays and tensors without a dimension look like sequences, and are numbers.
-        several = isinstance(rho, Iterable) and getattr(rho, "ndim", None) != 0
-        return tuple(float(r) for r in numbers) if several else (float(numbers),)
-    except (TypeError, ValueError):
-        raise UsageError(f"rho is {rho!r}; it is a number or a sequence of numbers") from None
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:

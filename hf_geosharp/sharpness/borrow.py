@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.evaluating import evaluating
 from hf_geosharp.randomness import random_states, set_random_states
 from hf_geosharp.sharpness.shards import Shards, rows_of
 from hf_geosharp.symmetry.parameters import Leaf, leaves
@@ -120,6 +121,7 @@ def borrow(
             if any(p.dtype in _HALF for n, p in shards.parameters.items() if only is None or n in only):
                 _warn_of_half(target)
             stack.enter_context(shards.widened(target, only))
+        stack.enter_context(evaluating(model))
         yield stack.enter_context(_borrowed(model, target, only, shards, stored))
 
 
@@ -128,7 +130,6 @@ def _borrowed(
     model: nn.Module, target: torch.dtype, only: Collection[str] | None, shards: Shards | None, stored: tuple[str, ...]
 ) -> Iterator[Borrowed]:
     """The same where what is sharded is in the dtype that is wanted."""
-    modes = [(m, m.training) for m in model.modules()]
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     drawn = random_states()
@@ -149,7 +150,6 @@ def _borrowed(
             moving = {id(p) for leaf in held.values() for p, _ in leaf.members}
             for name, leaf in held.items():
                 originals[name] = leaf.tensor.clone()
-            model.eval()
             for p, _, _ in flags:
                 p.grad = None
                 p.requires_grad_(id(p) in moving)
@@ -169,8 +169,6 @@ def _borrowed(
         for p, flag, grad in flags:
             p.requires_grad_(flag)
             p.grad = grad
-        for module, mode in modes:
-            module.training = mode
         set_random_states(drawn)
 
 

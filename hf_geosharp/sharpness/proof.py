@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import UsageError, first_line
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.notes import Notes
@@ -94,11 +94,16 @@ class Proof:
         model = self._wide_copy()
         try:
             return self._proved(model)
-        except (TypeError, RuntimeError):
+        except (TypeError, RuntimeError) as error:
             # Some models do not compute in double precision: experts that add up in single, quantised bases.
             if model is self.borrowed.model:
                 raise
-            return self._proved(self.borrowed.model)
+            proved = self._proved(self.borrowed.model)
+            self.notes.append(
+                f"the symmetries were proved in the model's own precision, for a copy in double precision does not run "
+                f"({type(error).__name__}: {first_line(error)})"
+            )
+            return proved
 
     def _proved(self, model: nn.Module) -> Verified:
         """What is found on a model, and proved; of an adapter's score only what the adapter has by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +39,25 @@ def whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise UsageError(f"{name} is {value!r}; it is a whole number") from None
+
+
+def radii_of(rho: Any) -> tuple[float, ...]:
+    """A radius or several, in whatever holds them (sequences, arrays, tensors); nothing for None.
+
+    Raises:
+        UsageError: it holds no numbers, or nothing.
+    """
+    if rho is None:
+        return ()
+    try:
+        # Arrays and tensors without a dimension look like sequences, and are numbers.
+        several = isinstance(rho, Iterable) and getattr(rho, "ndim", None) != 0
+        radii = tuple(float(r) for r in rho) if several else (float(rho),)
+    except (TypeError, ValueError):
+        raise UsageError(f"rho is {rho!r}; it is a number or a sequence of numbers") from None
+    if not radii:
+        raise UsageError(f"rho is {rho!r}: no radius; leave it out for the metric's default")
+    return radii
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
-from hf_geosharp.errors import UsageError, first_line
+from hf_geosharp.errors import GeosharpWarning, UsageError, first_line
+from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
@@ -81,7 +83,10 @@ def find_symmetries(
 
     Raises:
         InputsError: no inputs were given and none can be made up.
+        UsageError: no such preset; a layout that fits no module of the model, or does not hold where it fits.
     """
+    if preset not in PRESETS:
+        raise UsageError(f"preset is {preset!r}; it is one of {', '.join(PRESETS)}")
     inputs = synthetic(model) if inputs is None else inputs
     digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None
     known = cache.load(digest) if digest else None
@@ -89,7 +94,7 @@ def find_symmetries(
         weights = dict(model.named_parameters(remove_duplicate=False))
         folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
         return replace(known, folds=folds).supported()
-    with torch.inference_mode(False), torch.enable_grad(), differentiable(model):
+    with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn():
         try:
             found = _find(model, inputs, PRESETS[preset], layouts, alive)
         except (CheckpointError, NotImplementedError) as error:
@@ -498,7 +503,8 @@ def _declared_pairs(
     """Pairs of modules that a layout describes and the trace did not see.
 
     Raises:
-        UsageError: a layout of the user's fits no module, or one where it does not hold.
+        UsageError: a layout of the user's fits no module, or one where it does not hold. One that is registered for
+            all models need not fit this one; that is warned of.
     """
     taken = {name for p in found.pairs for name in p.parameters}
     given = [layout.name for layout in (*layouts, *registered())]
@@ -523,6 +529,10 @@ def _declared_pairs(
                     f"The layout {site.layout!r} does not hold for the {kind} of {site.module}: {why}. "
                     "Correct its projections, patterns or heads, or leave it out."
                 )
-    for name in given:
-        if name not in used:
-            raise UsageError(f"The layout {name!r} fits no module of this model: check its submodules and head counts.")
+    for name in (name for name in given if name not in used):
+        text = (
+            f"The layout {name!r} fits no module of this {type(model).__name__}: check its submodules and head counts."
+        )
+        if any(layout.name == name for layout in layouts):
+            raise UsageError(text)
+        warnings.warn(text, GeosharpWarning, stacklevel=2)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hf_geosharp.errors import first_line
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import narrow
 from hf_geosharp.symmetry.base import Symmetry
@@ -205,6 +206,8 @@ class Trials:
         """What a twin of a module is cut to; nothing where one that was cut did not run."""
         self.too_large: dict[str, int] = {}
         """Modules that are not copied, and how many parameters they have."""
+        self._failures: dict[tuple[str, str], Exception | None] = {}
+        """By module and kind why claims could not be tried; None where one could."""
         self._moved: dict[tuple[str, str], bool] = {}
         """By module and kind whether some claim that was tried did anything, kept or broken."""
 
@@ -244,6 +247,8 @@ class Trials:
         """Why nothing of a kind that was tried on a module holds, as text."""
         if scope in self.too_large:
             return "too large to be tried"
+        if (error := self._failures.get((scope, kind))) is not None:
+            return f"it could not be tried by itself ({type(error).__name__}: {first_line(error)})"
         if not self._moved.get((scope, kind), True):
             return "nothing that it does shows in what the module returns on this example"
         return "no symmetry of the templates holds"
@@ -256,6 +261,7 @@ class Trials:
         self, symmetry: Symmetry, scope: str, scale: float = 1.0, instead: Call | None = None
     ) -> tuple[float, float] | None:
         """(deviation, control) on the twin; None where the module cannot be replayed by itself."""
+        start = scope
         while True:
             while instead is None and scope and (scope not in self._calls or self._calls[scope].has_modules):
                 # Never called, or called with parts of others: what is around it can be replayed.
@@ -265,6 +271,7 @@ class Trials:
                 return None
             measured = self._measured_narrow(symmetry, scope, call, scale)
             if measured is not None:
+                self._failures[start, symmetry.kind] = None
                 return measured
             if (size := _size(self._modules[scope], self._names, {})) > LARGEST:
                 self.too_large[scope] = size
@@ -277,8 +284,10 @@ class Trials:
                     return None
                 scope = scope.rpartition(".")[0]
                 continue
-            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
+            except Exception as error:  # its code may raise anything where it is run by itself
+                self._failures.setdefault((start, symmetry.kind), error)
                 return None
+            self._failures[start, symmetry.kind] = None
             self._note(scope, symmetry, measured)
             return measured
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from hf_geosharp.evaluating import evaluating
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.recorded import Call, detached
@@ -515,17 +516,14 @@ def _trace(model: nn.Module, batch: Mapping[str, Any], seed: int) -> Trace:
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Every parameter takes part in the graph, frozen ones too; evaluation mode."""
     frozen = [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
-    training = {m: m.training for m in model.modules()}
-    try:
-        for p in frozen:
-            p.requires_grad_(True)
-        model.eval()
-        yield
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
-        for module, mode in training.items():
-            module.training = mode
+    with evaluating(model):
+        try:
+            for p in frozen:
+                p.requires_grad_(True)
+            yield
+        finally:
+            for p in frozen:
+                p.requires_grad_(False)
 
 
 @contextmanager

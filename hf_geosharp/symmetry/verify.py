@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.evaluating import evaluating
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.inputs import LARGE, Recipe, call, output_tensors, recipe
@@ -325,20 +326,17 @@ def _trial(
     model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element, spread: Spread
 ) -> Iterator[_Trial]:
     """A trial on a model in evaluation mode, which is put back whatever happens."""
-    training = {m: m.training for m in model.modules()}
     trial = _Trial(model, symmetries, batches, element, spread)
-    try:
-        model.eval()
+    with evaluating(model):
         try:
-            trial.base = trial.outputs(batches)
-        except (RuntimeError, ValueError, TypeError):
-            # Some models have operations that know single precision only.
-            if not trial.wide:
-                raise
-            trial.wide = False
-            trial.base = trial.outputs(batches)
-        yield trial
-    finally:
-        trial.saved.put_back()
-        for module, mode in training.items():
-            module.training = mode
+            try:
+                trial.base = trial.outputs(batches)
+            except (RuntimeError, ValueError, TypeError):
+                # Some models have operations that know single precision only.
+                if not trial.wide:
+                    raise
+                trial.wide = False
+                trial.base = trial.outputs(batches)
+            yield trial
+        finally:
+            trial.saved.put_back()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.evaluating import evaluating
 from hf_geosharp.tasks.kinds import IGNORED, TARGET_LOGITS, TARGET_MASK, Task
 
 if TYPE_CHECKING:
@@ -69,21 +69,6 @@ def attach_model_targets(
     return attached
 
 
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; every module in its own mode afterwards."""
-    import torch
-
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
 def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
     """Makes sure that the loss of a causal language model is about the next token, as labels made from a text mean.
 
@@ -93,6 +78,8 @@ def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
     Raises:
         ModelError: The first label counts.
     """
+    import torch
+
     from hf_geosharp.sharpness.shards import is_sharded
 
     parameters = list(model.parameters())
@@ -102,7 +89,7 @@ def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
     inputs = {key: value[:1].to(parameters[0].device) for key, value in model_inputs(batch).items()}
     less = inputs["labels"].clone()
     less[:, 0] = IGNORED
-    with _evaluating(model):
+    with evaluating(model), torch.no_grad():
         whole, rest = (float(model(**{**inputs, "labels": labels})["loss"]) for labels in (inputs["labels"], less))
     if abs(whole - rest) > 1e-5 * abs(whole):
         raise ModelError(

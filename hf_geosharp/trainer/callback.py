@@ -15,7 +15,7 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings
+from hf_geosharp.sharpness.settings import Settings, radii_of
 from hf_geosharp.trainer.advice import advice
 from hf_geosharp.trainer.cost import Cost
 from hf_geosharp.trainer.data import Choice, find_source, is_rows
@@ -104,7 +104,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._are_batches = data is not None and not is_rows(data)
         self._choice = Choice(samples, batch_size, seed)
         self._settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=_radii(rho), ascent=ascent, steps=steps,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent, steps=steps,
             starts=starts, seed=seed, average=average, damping=damping, params=params, micro_batch=micro_batch,
             reproducibility=reproducibility,
         )  # fmt: skip
@@ -341,15 +341,6 @@ def _checked_every(every: Any) -> Every:
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return every
     raise UsageError(f"every is {every!r}; it is 'evaluate', 'epoch' or a number of steps")
-
-
-def _radii(rho: float | Sequence[float] | None) -> tuple[float, ...]:
-    if rho is None:
-        return ()
-    try:
-        return tuple(float(r) for r in rho) if isinstance(rho, Sequence) else (float(rho),)
-    except (TypeError, ValueError):
-        raise UsageError(f"rho is {rho!r}; it is a number or a sequence of numbers") from None
 
 
 def _evaluated(record: Mapping[str, Any]) -> str | None:

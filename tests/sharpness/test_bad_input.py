@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_geosharp import score
 from hf_geosharp.errors import DataError, GeosharpError, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.sharpness.settings import radii_of
 from tests.sharpness.test_borrow import Snapshot, in_use
 from tests.sharpness.tiny import bert, bert_batches
 
@@ -200,3 +201,15 @@ def test_a_name_is_no_model_and_no_loss() -> None:
         score(model, bert_batches(1))
     with pytest.raises(UsageError, match="loss is 'model'; it is a function of outputs and batch"):
         score(bert(), bert_batches(1), loss=model.replace("bert", "model"))
+
+
+@pytest.mark.parametrize("rho", [(0.1, 0.2), [0.1, 0.2], np.array([0.1, 0.2]), torch.tensor([0.1, 0.2])])
+def test_radii_come_in_whatever_holds_numbers(rho: Any) -> None:
+    assert radii_of(rho) == pytest.approx((0.1, 0.2))
+    assert radii_of(rho[0]) == pytest.approx((0.1,))
+
+
+@pytest.mark.parametrize("rho", [[], "much", ["much"], object()])
+def test_what_holds_none_is_refused(rho: Any) -> None:
+    with pytest.raises(UsageError, match="rho is"):
+        radii_of(rho)

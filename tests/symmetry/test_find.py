@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import InputsError
+from hf_geosharp.errors import InputsError, UsageError
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, probe
@@ -588,3 +588,39 @@ def test_a_model_that_cannot_be_taken_apart_is_named() -> None:
 def test_a_model_that_does_not_run_is_an_error() -> None:
     with pytest.raises(RuntimeError):
         find_symmetries(Checkpointed().double(), {"x": torch.rand(2, 15, 5, dtype=torch.float64)})
+
+
+def test_a_trial_that_cannot_be_run_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a model without symmetries."""
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(probe.LocalTwin, "run", broken)
+    found = find_symmetries(Residual(Projected()), inputs(), cached=False)
+    assert not found.pairs
+    sides = [text.partition(": ")[2] for text in found.unrecognised if ".qk: " in text or ".vo: " in text]
+    assert sides == ["it could not be tried by itself (AttributeError: no such thing)"] * 2
+
+
+class Drawing(nn.Module):
+    """A model that draws numbers in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Residual(Projected())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return y + 0 * torch.rand_like(y)  # type: ignore[no-any-return]
+
+
+def test_a_search_leaves_the_random_numbers_as_they_were() -> None:
+    state = torch.get_rng_state()
+    assert find_symmetries(Drawing(), inputs(), cached=False).pairs
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_another_preset_is_refused_before_anything_is_done() -> None:
+    with pytest.raises(UsageError, match="preset is 'ful'; it is one of full, attention, paper"):
+        find_symmetries(nn.Linear(1, 1), preset="ful")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, layouts
-from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout
+from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout, unregister_layout
 from hf_geosharp.symmetry.verify import verify
 from tests.families import identical, state
 from tests.symmetry.handmade import (
@@ -140,6 +140,23 @@ def test_a_layout_of_what_a_trace_sees_anyway_changes_nothing() -> None:
     alone = find_symmetries(model, inputs())
     register_layout(ENTRY)
     assert find_symmetries(model, inputs()) == alone
+
+
+def test_a_model_that_a_registered_layout_does_not_fit_is_searched_without_it() -> None:
+    model = Residual(Projected())
+    alone = find_symmetries(model, inputs())
+    register_layout({**ENTRY, "q": "query"})
+    with pytest.warns(GeosharpWarning, match="'mine' fits no module of this Residual"):
+        assert find_symmetries(model, inputs()) == alone
+
+
+def test_a_layout_is_taken_back_by_its_name() -> None:
+    register_layout(ENTRY)
+    register_layout({**ENTRY, "name": "other"})
+    unregister_layout("mine")
+    assert [layout.name for layout in layouts.registered()] == ["other"]
+    with pytest.raises(UsageError, match="No layout 'mine' is registered"):
+        unregister_layout("mine")
 
 
 # ------------------------------------------------------------------------------------------------------------ refused

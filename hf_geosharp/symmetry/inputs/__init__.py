@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from hf_geosharp.errors import InputsError
+from hf_geosharp.evaluating import evaluating
+from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.inputs.calls import call, output_tensors, without_adapter
 from hf_geosharp.symmetry.inputs.draft import Batch, Draft, Part
 from hf_geosharp.symmetry.inputs.images import images
@@ -76,7 +77,7 @@ class Recipe:
         if sum(p.numel() for p in model.parameters()) > LARGE:
             return batch
         inner = without_adapter(model)
-        with _undisturbed(inner):
+        with evaluating(inner), torch.no_grad(), the_same_drawn():
             failed = _failure(inner, batch) is not None
         return synthetic(model, rows=rows, tokens=tokens, seed=seed) if failed else batch
 
@@ -93,7 +94,7 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
     device = next(model.parameters()).device
     first: Exception | None = None
     tried: set[str] = set()
-    with _undisturbed(model):
+    with evaluating(model), torch.no_grad(), the_same_drawn():
         for parts in _candidates(draft):
             for _ in range(RECOUNTS):
                 batch = {k: v.to(device) for k, v in draft.make(parts).items()}
@@ -123,21 +124,6 @@ def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
             seen.append(kinds)
             yield from itertools.product(*kinds, decoders(draft), (usual, only_required, everything_known))
     yield from ((rest,) for rest in (usual, only_required, everything_known))
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no gradients, the global random state kept."""
-    training = {m: m.training for m in model.modules()}
-    state = torch.get_rng_state()
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_rng_state(state)
-        for module, mode in training.items():
-            module.training = mode
 
 
 def _failure(model: nn.Module, batch: Batch) -> Exception | None:

@@ -97,8 +97,23 @@ _registered: list[Layout] = []
 
 
 def register_layout(layout: Layout | Mapping[str, Any]) -> None:
-    """Adds a layout for all models of this process: a :class:`Layout`, or a mapping as in a layout file."""
+    """Adds a layout for all models of this process: a :class:`Layout`, or a mapping as in a layout file.
+
+    A model that it does not fit is scored and inspected without it, with a warning; where it fits and does not hold it
+    is refused. ``find_symmetries(layouts=...)`` takes one for a single model.
+    """
     _registered.append(layout if isinstance(layout, Layout) else _layout(layout, _shipped()[1]))
+
+
+def unregister_layout(name: str) -> None:
+    """Takes back the layouts of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if all(layout.name != name for layout in _registered):
+        raise UsageError(f"No layout {name!r} is registered; there are {[layout.name for layout in _registered]}.")
+    _registered[:] = [layout for layout in _registered if layout.name != name]
 
 
 def registered() -> tuple[Layout, ...]:
