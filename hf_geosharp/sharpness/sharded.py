@@ -29,6 +29,7 @@ from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Leaf
+from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.views import View, shape_of
 
 
@@ -323,21 +324,15 @@ class ShardedChart(Chart):
 def sites_of(symmetries: SymmetryMap, sizes: Mapping[str, int], ranks: int) -> list[Site]:
     """What folds and pairs tie together, each with an owner: the largest first, to whom has least."""
     claims: list[Symmetry] = [*symmetries.folds, *symmetries.pairs]
-    root: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while root.setdefault(name, name) != name:
-            name = root[name]
-        return name
-
+    partition: Partition[str] = Partition()
     for claim in claims:
         first, *rest = claim.parameters
         for name in rest:
-            root[find(name)] = find(first)
+            partition.join(name, first)
     members: dict[str, list[str]] = {}
     for name in sizes:
-        if name in root:
-            members.setdefault(find(name), []).append(name)
+        if name in partition:
+            members.setdefault(partition.group(name), []).append(name)
     load = [0] * ranks
     sites = []
     for names in sorted(members.values(), key=lambda names: -sum(sizes[n] for n in names)):

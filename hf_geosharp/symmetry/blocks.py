@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hf_geosharp.symmetry.couplings import Couplings, Edges, single
 from hf_geosharp.symmetry.features import Families, Node
+from hf_geosharp.symmetry.partition import Partition
 
 
 @dataclass(frozen=True)
@@ -123,25 +124,15 @@ def _ordered(rows: Sequence[tuple[Node, ...]], pairing: str) -> Side:
 def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], bool]) -> Analysis:
     """Coordinates are what hangs together; blocks are coordinates of the same heads."""
     heads = len(edges)
-    root: dict[Node, Node] = {}
-
-    def find(x: Node) -> Node:
-        root.setdefault(x, x)
-        while root[x] != x:
-            root[x] = root[root[x]]
-            x = root[x]
-        return x
-
+    partition: Partition[Node] = Partition()
     for own in edges:
         for a, b in own:
-            root[find(a)] = find(b)
-    components: dict[Node, set[Node]] = {}
+            partition.join(a, b)
+    components = {key: set(nodes) for key, nodes in partition.groups().items()}
     pairs: dict[Node, list[tuple[Node, Node]]] = {}
-    for node in list(root):
-        components.setdefault(find(node), set()).add(node)
     for own in edges:
         for pair in own:
-            pairs.setdefault(find(pair[0]), []).append(pair)
+            pairs.setdefault(partition.group(pair[0]), []).append(pair)
     met: dict[Node, dict[int, tuple[set[Node], set[Node]]]] = {}
     side: dict[Node, bool] = {}
     reason = ""
@@ -154,8 +145,8 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
             side |= sides
     for h, own in enumerate(edges):
         for pair in own:
-            if find(pair[0]) in components:
-                both = met.setdefault(find(pair[0]), {}).setdefault(h, (set(), set()))
+            if partition.group(pair[0]) in components:
+                both = met.setdefault(partition.group(pair[0]), {}).setdefault(h, (set(), set()))
                 for node in pair:
                     both[side[node]].add(node)
     groups: dict[tuple[frozenset[int], bool, object], list[tuple[Node, set[Node]]]] = {}

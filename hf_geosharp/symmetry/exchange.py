@@ -19,6 +19,7 @@ from hf_geosharp.symmetry.feature_views import entries_view
 from hf_geosharp.symmetry.features import Families, Node, Port
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.sites import Attention, contracted
 from hf_geosharp.symmetry.trace import Trace
 from hf_geosharp.symmetry.views import View
@@ -94,22 +95,11 @@ def _two_sided(edges: Sequence[tuple[Node, Node]]) -> Iterator[Sequence[tuple[No
 
 def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
     """Entries that hang together, those of one shape in one list."""
-    root: dict[Node, Node] = {}
-
-    def find(x: Node) -> Node:
-        root.setdefault(x, x)
-        while root[x] != x:
-            root[x] = root[root[x]]  # or chains of thousands of entries are walked over and over
-            x = root[x]
-        return x
-
+    partition: Partition[Node] = Partition()
     for a, b in edges:
-        root[find(a)] = find(b)
-    groups: dict[Node, list[Node]] = {}
-    for node in root:
-        groups.setdefault(find(node), []).append(node)
+        partition.join(a, b)
     alike: dict[object, list[list[Node]]] = {}
-    for nodes in groups.values():
+    for nodes in partition.groups().values():
         nodes.sort()
         alike.setdefault(tuple(f for f, _ in nodes), []).append(nodes)
     return [sorted(g) for g in alike.values()]
@@ -139,25 +129,18 @@ def _candidates(
 def joins(pair: Pair, found: Sequence[Pair], families: Families) -> bool:
     """Whether a pair exchanges something that those found do not exchange already, by way of a third weight."""
     shapes = {f.parameter: f.shape for f in families.members}
-    root: dict[object, object] = {}
-
-    def find(x: object) -> object:
-        while x in root:
-            x = root[x]
-        return x
-
+    partition: Partition[tuple[str, int]] = Partition()
     new = False
     for one in (*found, pair):
-        entries: list[list[object]] = [[] for _ in range(one.copies)]
+        entries: list[list[tuple[str, int]]] = [[] for _ in range(one.copies)]
         for view in (*one.g, *one.h):
             shape = shapes[view.parameter]
             index = view.of(torch.arange(math.prod(shape)).view(shape)).reshape(one.copies, -1)
             for copy, own in zip(entries, index.tolist(), strict=True):
                 copy += [(view.parameter, i) for i in own]
         for copy in entries:
-            first, *others = dict.fromkeys(find(x) for x in copy)
-            new = one is pair and (new or bool(others))
-            root |= dict.fromkeys(others, first)
+            joined = [partition.join(x, copy[0]) for x in copy[1:]]
+            new = one is pair and (new or any(joined))
     return new
 
 

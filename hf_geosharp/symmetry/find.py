@@ -32,6 +32,7 @@ from hf_geosharp.symmetry.means import means
 from hf_geosharp.symmetry.narrow import cuts
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
+from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import Attention, attentions, common
@@ -244,21 +245,12 @@ class _Found:
 def _sharing(forms: Sequence[Couplings]) -> Iterator[list[int]]:
     """Forms that have features in common, together: shared modules, keys that several layers read."""
     owner: dict[tuple[int, int], int] = {}
-    root = list(range(len(forms)))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            i = root[i]
-        return i
-
+    partition = Partition(range(len(forms)))
     for i, form in enumerate(forms):
         for node in form.nodes:
             j = owner.setdefault(node, i)
-            root[find(i)] = find(j)
-    groups: dict[int, list[int]] = {}
-    for i in range(len(forms)):
-        groups.setdefault(find(i), []).append(i)
-    yield from groups.values()
+            partition.join(i, j)
+    yield from partition.groups().values()
 
 
 def _attend(

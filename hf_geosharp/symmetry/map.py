@@ -12,6 +12,7 @@ from hf_geosharp.symmetry.base import Move, Symmetry, Weights
 from hf_geosharp.symmetry.fold import Fold, Gain
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import put, wide_copy
+from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import View
 
@@ -177,22 +178,15 @@ class SymmetryMap:
         for pair in self.pairs:
             for name in pair.parameters:
                 users.setdefault(name, []).append(pair)
-        root = {p.name: p.name for p in self.pairs}
-
-        def find(x: str) -> str:
-            while root[x] != x:
-                x = root[x]
-            return x
-
+        partition = Partition(pair.name for pair in self.pairs)
         for name, pairs in users.items():
             for k, first in enumerate(pairs):
                 for second in pairs[k + 1 :]:
-                    if find(first.name) != find(second.name) and _overlap(first, second, weights, name):
-                        root[find(second.name)] = find(first.name)
-        chains: dict[str, list[Pair]] = {}
-        for pair in self.pairs:
-            chains.setdefault(find(pair.name), []).append(pair)
-        return [c for c in chains.values() if len(c) > 1]
+                    apart = partition.group(first.name) != partition.group(second.name)
+                    if apart and _overlap(first, second, weights, name):
+                        partition.join(second.name, first.name)
+        named = {pair.name: pair for pair in self.pairs}
+        return [[named[name] for name in names] for names in partition.groups().values() if len(names) > 1]
 
     def random_element(self, weights: Weights | nn.Module, seed: int = 0, condition: float = 10.0) -> Element:
         """A random element of the whole group, the same for the same seed."""

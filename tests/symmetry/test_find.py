@@ -616,8 +616,9 @@ class Drawing(nn.Module):
 
 
 def test_a_search_leaves_the_random_numbers_as_they_were() -> None:
+    model, batch = Drawing(), inputs()
     state = torch.get_rng_state()
-    assert find_symmetries(Drawing(), inputs(), cached=False).pairs
+    assert find_symmetries(model, batch, cached=False).pairs
     assert torch.equal(torch.get_rng_state(), state)
 
 
