@@ -172,6 +172,12 @@ _data_options = _together(
         show_default=True,
         help="Target: the labels of the data, or the model's own unperturbed output (no labels needed).",
     ),
+    click.option(
+        "--max-length",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Tokens that texts are cut to.  [default: 128 for language models, else 512 or the model's limit]",
+    ),
 )
 
 _measure_options = _together(

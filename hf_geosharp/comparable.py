@@ -24,7 +24,7 @@ _SETTINGS = (
     "samples", "batch_size",
 )  # fmt: skip
 # Of the data what does not follow from the model: how a text is cut is its tokenizer's business, and noted.
-_NOT_DATA = ("chosen", "max_length", "labels")
+_NOT_DATA = ("chosen", "max_length", "max_length_chosen", "labels")
 _SHOWN = 6
 
 

@@ -55,6 +55,7 @@ def score(
     loss: Callable[[Any, Mapping[str, Any]], Tensor] | None = None,
     labels: str = "data",
     processor: Any = None,
+    max_length: int | None = None,
     dtype: str | None = None,
     micro_batch: int | Literal["auto"] | None = None,
     gradient_checkpointing: bool = False,
@@ -94,6 +95,8 @@ def score(
         loss: (outputs, batch) -> losses of the samples or their mean; the model's own loss if None.
         labels: "data", or "model": divergence from the model's own unperturbed output.
         processor: tokenizer or image processor for a Dataset that is not encoded yet.
+        max_length: tokens that its texts are cut to, if the model takes as many; by default 128 for language models,
+            else 512.
         dtype: "float32" or "float64"; by default what the model has, at least float32.
         micro_batch: samples that go through the model at once; does not change the score. "auto": as many as memory
             allows, found by halving.
@@ -148,7 +151,7 @@ def score(
         wide = getattr(torch, dtype) if dtype else None
         batches, data_identity = batches_from(
             data, model, samples=samples, batch_size=batch_size, seed=seed, processor=processor, task=task,
-            with_labels=labels == "data",
+            with_labels=labels == "data", max_length=max_length,
             # What an adapter sits on stays as it is.
             floating=wide if params == "all" else None,
         )  # fmt: skip
@@ -203,6 +206,7 @@ def score_pretrained(
     columns: Columns | None = None,
     label_map: Mapping[str, Any] | None = None,
     labels: str = "data",
+    max_length: int | None = None,
     allow_missing: bool = False,
     micro_batch: int | Literal["auto"] | None = None,
     gradient_checkpointing: bool = False,
@@ -251,7 +255,7 @@ def score_pretrained(
         prepared = prepare_loaded(
             loaded, data=demo if own_data else data, data_config=data_config, split=split, samples=samples,
             batch_size=batch_size, seed=seed, token=token, columns=columns or Columns(), label_map=label_map,
-            labels=labels, params=params,
+            labels=labels, params=params, max_length=max_length,
         )  # fmt: skip
         data_identity = dict(prepared.data_identity)
         if own_data:

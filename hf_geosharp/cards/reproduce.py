@@ -69,6 +69,8 @@ def _options(result: SharpnessResult) -> Iterator[str]:
     for role, column in (columns if isinstance(columns, Mapping) else {}).items():
         if role in _COLUMNS:
             yield from (f"--{role.replace('_', '-')}-column", str(column))
+    if data.get("max_length_chosen"):
+        yield from ("--max-length", str(data["max_length"]))
     yield from _measure(result)
     if entry.on_hub(result.model):
         yield from ("--revision", str(result.model["revision"]))

@@ -82,7 +82,10 @@ def make_batches(
     check_batches(batches, loaded.model)
     if loaded.task.shifted and with_labels:
         check_next_token(loaded.model, batches[0])
-    return batches, {**identity, "seed": seed, **_encoder_identity(encoder)}
+    how = _encoder_identity(encoder)
+    if max_length is not None:
+        how["max_length_chosen"] = True
+    return batches, {**identity, "seed": seed, **how}
 
 
 def batches_from(
@@ -126,6 +129,8 @@ def batches_from(
         DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
     """
     _check_sizes(samples, batch_size)
+    if max_length is not None and not (_is_dataset(data) and _encoded_key(data, model) is None):
+        raise UsageError("max_length is of texts that are not encoded yet: cut the inputs where they are made")
     if not _is_dataset(data):
         batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
         batches = _checked(batches, model, task, with_labels)
@@ -215,6 +220,10 @@ def _encoder(
     rule = None
     if task.is_classification and chosen.label is not None:
         rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
+    if max_length is not None and task.modality != "text":
+        raise UsageError(f"max_length is of texts, and the task {task.name} has none")
+    if max_length is not None and max_length < 1:
+        raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
     encoder = Encoder(
         task=task,
         processor=loaded.processor,

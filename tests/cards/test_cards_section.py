@@ -79,6 +79,13 @@ def test_the_command_climbs_in_the_same_way_with_the_same_weights(ascent: str, p
     assert (given["ascent"], given["params"]) == (ascent, params)
 
 
+def test_a_length_that_was_chosen_is_in_the_command() -> None:
+    data = make_result().data
+    assert arguments(recipe(make_result(data={**data, "max_length": 64}), MODEL))["max_length"] is None
+    chosen = make_result(data={**data, "max_length": 64, "max_length_chosen": True})
+    assert arguments(recipe(chosen, MODEL))["max_length"] == 64
+
+
 def test_several_starts_are_told_and_taken_again() -> None:
     result = make_result(starts=3, ascent="secant")
     assert arguments(recipe(result, MODEL))["starts"] == 3

@@ -51,6 +51,7 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "rho": None,
         "ascent": "secant",
         "steps": 20,
+        "max_length": None,
         "starts": 1,
         "samples": 1024,
         "batch_size": 128,
@@ -82,8 +83,8 @@ def test_defaults(run: Run, scoring: Any) -> None:
 def test_every_option_arrives(run: Run, scoring: Any) -> None:
     line = (
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
-        "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --starts 2 --samples 4 --batch-size 2 --seed 7 --average "
-        "--baselines --labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code "
+        "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --starts 2 --max-length 64 --samples 4 --batch-size 2 --seed 7 "
+        "--average --baselines --labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code "
         "--allow-missing --text-column a --micro-batch 3 --gradient-checkpointing --compile --params lora "
         "--per head --profile --shard samples --on-nan skip --output o "
         "--timeout 60 --text-pair-column b --image-column i --label-column l --label-map"
@@ -106,6 +107,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "rho": [0.1, 1e-3],
         "ascent": "apgd",
         "steps": 3,
+        "max_length": 64,
         "starts": 2,
         "samples": 4,
         "batch_size": 2,

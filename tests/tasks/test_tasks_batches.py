@@ -76,6 +76,28 @@ def test_token_labels_are_padded_on_the_tokenizers_side():
         assert ((batches[0]["labels"] == -100) == padding).all()
 
 
+def test_texts_are_cut_to_the_length_that_is_asked_for(model):
+    short, how = batches_from(TEXTS, model, processor=make_tokenizer(), max_length=4, **SIZES)
+    assert max(b["input_ids"].shape[1] for b in short) == 4
+    assert (how["max_length"], how["max_length_chosen"]) == (4, True)
+    usual, how = batches_from(TEXTS, model, processor=make_tokenizer(), **SIZES)
+    assert max(b["input_ids"].shape[1] for b in usual) > 4
+    assert "max_length_chosen" not in how
+    with pytest.raises(UsageError, match="at least 1 token"):
+        batches_from(TEXTS, model, processor=make_tokenizer(), max_length=0, **SIZES)
+
+
+def test_a_length_is_of_texts_that_are_not_encoded_yet(model, vit_folder):
+    for data in (encoded(), [batch()]):
+        with pytest.raises(UsageError, match="not encoded yet"):
+            batches_from(data, model, processor=make_tokenizer(), max_length=4, samples=4, batch_size=4)
+    loaded = load_model(vit_folder, device="cpu")
+    with pytest.raises(UsageError, match="the task image-classification has none"):
+        batches_from(
+            make_images(), loaded.model, processor=loaded.processor, max_length=4, samples=4, batch_size=4
+        )  # fmt: skip
+
+
 def test_texts_for_language_models_are_padded_on_the_right_and_the_tokenizer_stays_as_it_is():
     from transformers import BertForMaskedLM
 
