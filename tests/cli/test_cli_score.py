@@ -84,9 +84,9 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
     line = (
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
         "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --starts 2 --max-length 64 --samples 4 --batch-size 2 --seed 7 "
-        "--average --baselines --labels model --device cuda:1 --dtype float64 --revision r --token t --trust-remote-code "
-        "--allow-missing --text-column a --micro-batch 3 --gradient-checkpointing --compile --params lora "
-        "--per head --profile --shard samples --on-nan skip --output o "
+        "--average --baselines --labels model --device cuda:1 --dtype float64 --revision r --token t "
+        "--trust-remote-code --allow-missing --text-column a --micro-batch 3 --gradient-checkpointing --compile "
+        "--params lora --per head --profile --shard samples --on-nan skip --output o "
         "--timeout 60 --text-pair-column b --image-column i --label-column l --label-map"
     )
     done = run(*line.split(), '{"neg": 0, "pos": "POSITIVE"}')
