@@ -233,11 +233,6 @@ class Space:
         recipe.terms, recipe.factor, recipe.kept = (), 1.0, out
         return out
 
-    def share(self, u: Tangent) -> dict[str, float]:
-        """Part -> its share of ‖u‖²; zeros for u = 0."""
-        total = self.dot(u, u) or 1.0
-        return {part.name: float((piece.double() ** 2).sum()) / total for part, piece in self.slices(u)}
-
     def horizontal_(self, u: Tangent) -> Tangent:
         """Makes u horizontal, in place, and removes directions that the point does not have."""
         for part, piece in self.slices(u):

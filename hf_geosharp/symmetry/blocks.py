@@ -38,7 +38,6 @@ class Analysis:
     """What bilinear forms are made of, and why there is nothing, or no more than that, if so."""
 
     blocks: tuple[Block, ...]
-    heads: int
     reason: str = ""
 
 
@@ -51,7 +50,7 @@ def analyse(forms: Sequence[Couplings], families: Families) -> Analysis:
     reasons = [f.reason for f in forms if f.reason]
     edges = [own for f in forms for own in f.heads]
     if reasons:
-        return Analysis((), len(edges), reasons[0])
+        return Analysis((), reasons[0])
     h_side = set().union(*(f.h_side for f in forms))
     partly = next((f.partly for f in forms if f.partly), "")
     found = _blocks(edges, h_side, mapped)
@@ -123,7 +122,6 @@ def _ordered(rows: Sequence[tuple[Node, ...]], pairing: str) -> Side:
 
 def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], bool]) -> Analysis:
     """Coordinates are what hangs together; blocks are coordinates of the same heads."""
-    heads = len(edges)
     partition: Partition[Node] = Partition()
     for own in edges:
         for a, b in own:
@@ -162,13 +160,13 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
     blocks = []
     for (own_heads, turned, _), found in groups.items():
         found.sort(key=lambda item: min(n for n in item[1] if side[n]))
-        made = (_turned if turned else _plain)(found, side, edges, own_heads)
+        made = _turned(found, side, edges, own_heads) if turned else _plain(found, side)
         if made is None:
             reason = reason or "pairs of coordinates are not turned by rotations"
         else:
             blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
     blocks.sort(key=lambda b: (b.turned, b.heads, b.h[0]))
-    return Analysis(tuple(blocks), heads, reason)
+    return Analysis(tuple(blocks), reason)
 
 
 def _families(nodes: set[Node]) -> dict[int, int]:
@@ -210,9 +208,7 @@ def _counted(nodes: set[Node], side: dict[Node, bool]) -> dict[tuple[int, bool],
     return out
 
 
-def _plain(
-    found: Sequence[tuple[Node, set[Node]]], side: dict[Node, bool], edges: object, heads: object
-) -> tuple[Side, Side]:
+def _plain(found: Sequence[tuple[Node, set[Node]]], side: dict[Node, bool]) -> tuple[Side, Side]:
     """features[row][coordinate] of each family, rows in the order of the features."""
     sides: list[Side] = []
     for wanted in (False, True):

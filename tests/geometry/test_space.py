@@ -196,21 +196,6 @@ def test_the_norm_is_that_of_the_metric_in_the_gauge_of_the_pair(metric: str) ->
         assert s.norm(s.unflatten(u)) ** 2 == pytest.approx(float(sum(squares)), rel=1e-12)
 
 
-@each_metric
-def test_shares_are_those_of_the_squared_norm_and_add_up_to_one(metric: str) -> None:
-    s = space(metric)
-    u = random(s.size)
-    shares = s.share(s.unflatten(u))
-    assert list(shares) == [p.name for p in s.parts]
-    assert sum(shares.values()) == pytest.approx(1, rel=1e-14)
-    assert shares["loose"] == pytest.approx(float(u[-11:].square().sum() / u.square().sum()), rel=1e-13)
-
-
-def test_the_zero_vector_has_shares_of_zero() -> None:
-    s = space("inv")
-    assert set(s.share(s.zeros()).values()) == {0.0}
-
-
 @pytest.mark.parametrize("complex_", [False, True])
 def test_a_part_splits_its_slice_into_factors_with_contiguous_rows_in_memory(complex_: bool) -> None:
     part = pair_part("inv", 2, complex_=complex_)
