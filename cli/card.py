@@ -15,6 +15,7 @@ from hf_geosharp.cli import cards, libraries
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import debug_option, quiet_option, score_options
 from hf_geosharp.errors import GeosharpError, UsageError
+from hf_geosharp.sharpness.choices import title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.cards.push import Pushed
@@ -217,13 +218,13 @@ def _score(ctx: click.Context, place: cards.Place, options: dict[str, Any], quie
 def _draw(place: cards.Place, to: str | None, result: SharpnessResult) -> None:
     """Writes the picture beside the card; where that is printed there is no such place."""
     from hf_geosharp import plots
-    from hf_geosharp.cards import entry, files
+    from hf_geosharp.cards import files
 
     card = place.file if to is None else Path(to)
     if card is None or to == "-":
         return
     path = card.parent / PICTURE
-    picture = plots.curve(result, f"{entry.TITLES[entry.METRIC_TYPES[result.metric]]} of {place.name}")
+    picture = plots.curve(result, f"{title_of(result.metric)} of {place.name}")
     files.write(path, picture, files.read(path))
 
 

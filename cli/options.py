@@ -15,21 +15,25 @@ from typing import Any, TypeVar
 import click
 
 from hf_geosharp.cli.errors import set_debug
+from hf_geosharp.sharpness.choices import (
+    ASCENTS,
+    DTYPES,
+    GEODESICS,
+    LABELS,
+    METRICS,
+    ON_NAN,
+    PARAMS,
+    PER,
+    SHARDS,
+    SYMMETRIES,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 Decorator = Callable[[F], F]
 
-METRICS = ("inv", "mix", "adaptive", "euclidean")
-GEODESICS = ("first", "second", "exact")
-ASCENTS = ("secant", "apgd")
-SYMMETRIES = ("full", "paper", "attention")
-DTYPES = ("float32", "float64")
-LABELS = ("data", "model")
 BASELINES = ("adaptive",)
-PARAMS = ("all", "lora")
-PER = ("layer", "head", "kind")
-SHARDS = ("batches", "samples")
-ON_NAN = ("stop", "skip")
+"""What the flag stands for."""
+
 TIMEOUT = 1800.0
 COLUMNS = ("text", "text_pair", "image", "label")
 
@@ -181,7 +185,9 @@ _data_options = _together(
 )
 
 _measure_options = _together(
-    click.option("--metric", type=click.Choice(METRICS), default="inv", show_default=True, help="Metric of the ball."),
+    click.option(
+        "--metric", type=click.Choice(tuple(METRICS)), default="inv", show_default=True, help="Metric of the ball."
+    ),
     click.option(
         "--geodesic", type=click.Choice(GEODESICS), help="Order of the geodesic map.  [default: what suits the metric]"
     ),

@@ -10,10 +10,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hf_geosharp.sharpness.choices import title_of
+
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
 
-_TITLES = {"adaptive": "Adaptive sharpness", "euclidean": "Euclidean sharpness"}
 _TOP_SHARES = 5
 _TOP_PARTS = 12
 # The first of these that an identity has is its name; the rest follows.
@@ -51,7 +52,7 @@ def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
 
 
 def _headline(result: SharpnessResult, plus_minus: str) -> Text:
-    title = _TITLES.get(result.metric, "Geodesic sharpness")
+    title = title_of(result.metric)
     text = Text.assemble((f"{title}  ", "bold"), (_number(result.geodesic_sharpness), "bold green"))
     if result.stderr is not None:
         text.append(f" {plus_minus} {result.stderr:.2g}")

@@ -10,25 +10,17 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import CardError
+from hf_geosharp.sharpness.choices import METRICS
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import CurvePoint, SharpnessResult
 
 SOURCE = {"name": "hf-geosharp", "url": "https://arxiv.org/abs/2505.05409"}
 
-METRIC_TYPES = {
-    "inv": "geodesic_sharpness",
-    "mix": "geodesic_sharpness",
-    "adaptive": "adaptive_sharpness",
-    "euclidean": "euclidean_sharpness",
-}
+METRIC_TYPES = {metric.name: metric.type for metric in METRICS.values()}
 """The metric's name in a card; what was measured without symmetries is not called geodesic."""
 
-TITLES = {
-    "geodesic_sharpness": "Geodesic sharpness",
-    "adaptive_sharpness": "Adaptive sharpness",
-    "euclidean_sharpness": "Euclidean sharpness",
-}
+TITLES = {metric.type: metric.title for metric in METRICS.values()}
 
 # What the Hub calls these tasks; the others have the same name there.
 _HUB_TASKS = {"seq2seq-lm": "text2text-generation", "masked-lm": "fill-mask", "causal-lm": "text-generation"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.section import number
 from hf_geosharp.figures import KINDS
+from hf_geosharp.sharpness.choices import title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -53,7 +54,7 @@ class Check:
 
 def title(result: SharpnessResult) -> str:
     """What was measured: only what divides symmetries out is called geodesic."""
-    return entry.TITLES[entry.METRIC_TYPES[result.metric]] if result.metric in entry.METRIC_TYPES else "Sharpness"
+    return title_of(result.metric)
 
 
 def interval(bounds: tuple[float, float] | None) -> str:

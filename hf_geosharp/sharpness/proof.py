@@ -18,7 +18,7 @@ from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.parts import Batch, excerpt, padded, picked, samples, uncut
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
-from hf_geosharp.sharpness.settings import DEFAULT_RHO, Settings
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.symmetry.find import NOT_APART, find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -72,7 +72,6 @@ class Proof:
                 self.settings,
                 metric="adaptive",
                 geodesic="first",
-                rho=self.settings.rho or (DEFAULT_RHO["adaptive"],),
             )
             return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), settings
         separated, lost = verified.map.separated(model)

@@ -22,12 +22,6 @@ from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
 from hf_geosharp.symmetry.health import HEADS
 from hf_geosharp.symmetry.pairs import Pair
 
-BY = ("layer", "head", "kind")
-"""What a model can be cut into."""
-
-PARAMS = ("all", "lora")
-"""Which parameters may move at all."""
-
 EMBEDDINGS, MATRICES, VECTORS = "embeddings", "matrices", "vectors"
 """Kinds of the parameters that are in no pair."""
 

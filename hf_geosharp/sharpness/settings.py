@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hf_geosharp.errors import UsageError
-from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, Order
+from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.chart import Geometry
+from hf_geosharp.sharpness.choices import BASELINES, GEODESICS, METRICS, ON_NAN, PARAMS, PER, SHARDS, SYMMETRIES
 from hf_geosharp.sharpness.secant import secant
-from hf_geosharp.sharpness.selection import BY, PARAMS
-from hf_geosharp.symmetry.find import PRESETS
 
-DEFAULT_RHO = {"inv": 0.1, "mix": 0.01, "adaptive": 0.1, "euclidean": 0.1}
+DEFAULT_RHO = {metric.name: metric.rho for metric in METRICS.values()}
 """Radius by metric; how it was chosen is measured in benchmarks/radius.py and explained in the README."""
 
 WITHIN = 1e-18, 1e18
@@ -24,9 +23,6 @@ WITHIN = 1e-18, 1e18
 
 ASCENTS = {"secant": secant, "apgd": auto_pgd}
 """How the maximum is searched; measured against each other in benchmarks/ascent.py."""
-
-SHARDS = ("batches", "samples")
-ON_NAN = ("stop", "skip")
 
 
 def whole(name: str, value: Any) -> int:
@@ -101,14 +97,14 @@ class Settings:
                 object.__setattr__(self, name, whole(name, number))
         for name, value, known in (
             ("metric", self.metric, tuple(METRICS)),
-            ("geodesic", self.geodesic, (None, *ORDERS)),
-            ("symmetries", self.symmetries, tuple(PRESETS)),
+            ("geodesic", self.geodesic, (None, *GEODESICS)),
+            ("symmetries", self.symmetries, SYMMETRIES),
             ("ascent", self.ascent, tuple(ASCENTS)),
             ("shard", self.shard, SHARDS),
             ("on_nan", self.on_nan, ON_NAN),
             ("params", self.params, PARAMS),
-            ("per", self.per, (None, *BY)),
-            *(("baseline", b, ("adaptive", "euclidean")) for b in self.baselines),
+            ("per", self.per, (None, *PER)),
+            *(("baseline", b, BASELINES) for b in self.baselines),
         ):
             if value not in known:
                 raise UsageError(f"{name} is {value!r}; it is one of {', '.join(str(k) for k in known if k)}")
@@ -134,15 +130,14 @@ class Settings:
             )
         if self.average and (self.per or self.profile or self.starts > 1):
             raise UsageError("per, profile and starts are of the worst case: leave out average")
-        if self.per == "head" and self.metric not in PAIR_METRICS:
-            raise UsageError(
-                f"per is 'head', and the metric {self.metric} knows no heads: use {' or '.join(PAIR_METRICS)}"
-            )
+        if self.per == "head" and not METRICS[self.metric].paired:
+            paired = " or ".join(metric.name for metric in METRICS.values() if metric.paired)
+            raise UsageError(f"per is 'head', and the metric {self.metric} knows no heads: use {paired}")
 
     @property
     def radii(self) -> tuple[float, ...]:
         """The radii asked for, or the metric's default."""
-        return self.rho or (DEFAULT_RHO[self.metric],)
+        return self.rho or (METRICS[self.metric].rho,)
 
     @property
     def evaluations(self) -> int:
@@ -157,7 +152,7 @@ class Settings:
     @property
     def order(self) -> Order:
         """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
-        return self.geodesic or ("second" if self.metric in ("inv", "mix") else "first")
+        return self.geodesic or ("second" if METRICS[self.metric].paired else "first")
 
     @property
     def geometry(self) -> Geometry:

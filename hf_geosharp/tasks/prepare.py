@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import UsageError
+from hf_geosharp.sharpness.choices import LABELS
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
@@ -18,8 +19,6 @@ from hf_geosharp.tasks.models import load_model
 
 if TYPE_CHECKING:
     import torch
-
-LABELS = ("data", "model")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import gradio as gr  # type: ignore[import-not-found,unused-ignore]
 
 from hf_geosharp.errors import GeosharpError
 from hf_geosharp.metric import GeodesicSharpness
+from hf_geosharp.sharpness.choices import METRICS
 
-METRICS = ["inv", "mix", "adaptive", "euclidean"]
 CARD = Path(__file__).with_name("README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
 
 metric = GeodesicSharpness()
@@ -44,7 +44,7 @@ with gr.Blocks(title="Geodesic sharpness") as page:
     fields = [
         gr.Textbox("demo:digits-vit", label="Model: an id of the Hub, or demo:digits-vit, demo:vader-bert"),
         gr.Textbox("", label="Data set: an id of the Hub; empty for the one that the model card names"),
-        gr.Dropdown(METRICS, value="inv", label="Metric of the ball"),
+        gr.Dropdown(list(METRICS), value="inv", label="Metric of the ball"),
         gr.Number(0, label="Radius; 0 for the metric's default"),
         gr.Number(128, precision=0, label="Samples"),
         gr.Number(64, precision=0, label="Samples in one ball"),

@@ -383,15 +383,18 @@ class TestProgress:
 
 
 def test_choices_are_those_of_the_package() -> None:
-    """The options repeat them, so that --help need not import torch."""
+    """They stand by themselves, so that --help need not import torch."""
     from hf_geosharp.cli import options
-    from hf_geosharp.geometry.metrics import METRICS, ORDERS
+    from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS
     from hf_geosharp.parallel import TIMEOUT
-    from hf_geosharp.sharpness.settings import ASCENTS, ON_NAN, SHARDS
+    from hf_geosharp.sharpness import choices
+    from hf_geosharp.sharpness.settings import ASCENTS
     from hf_geosharp.symmetry.find import PRESETS
 
-    assert set(options.METRICS) == set(METRICS)
-    assert options.GEODESICS == ORDERS
-    assert set(options.SYMMETRIES) == set(PRESETS)
-    assert tuple(ASCENTS) == options.ASCENTS
-    assert (options.SHARDS, options.ON_NAN, options.TIMEOUT) == (SHARDS, ON_NAN, TIMEOUT)
+    assert set(choices.METRICS) == set(METRICS)
+    assert {name for name, metric in choices.METRICS.items() if metric.paired} == set(PAIR_METRICS)
+    assert choices.GEODESICS == ORDERS
+    assert set(choices.SYMMETRIES) == set(PRESETS)
+    assert tuple(ASCENTS) == choices.ASCENTS
+    assert set(options.BASELINES) <= set(choices.BASELINES)
+    assert options.TIMEOUT == TIMEOUT

@@ -1,0 +1,70 @@
+"""What there is to choose from in a score, by name, and what each metric is called and described as.
+
+Only the standard library is imported here: the command line shows the choices before it loads anything. What a metric
+computes is in :mod:`hf_geosharp.geometry.metrics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_QUOTIENT = (
+    "on the quotient by the symmetries that were found on the model: the score is the same for all weights that they "
+    "make of one another"
+)
+_NO_QUOTIENT = "without the model's symmetries: the same function at other weights can have another score"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One way to measure the length of a perturbation, as users meet it.
+
+    ``paired`` says whether it knows pairs, so that symmetries are divided out; ``rho`` is the default radius
+    (``benchmarks/radius.py``); ``type`` the name of its score in the metadata of cards, ``title`` in texts; ``length``
+    completes "length is measured".
+    """
+
+    name: str
+    paired: bool
+    rho: float
+    type: str
+    title: str
+    length: str
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "inv", True, 0.1, "geodesic_sharpness", "Geodesic sharpness",
+            f"as the relative change of each factor, {_QUOTIENT}",
+        ),
+        Metric(
+            "mix", True, 0.01, "geodesic_sharpness", "Geodesic sharpness",
+            f"as the absolute change of the products of the factors, {_QUOTIENT}",
+        ),
+        Metric(
+            "adaptive", False, 0.1, "adaptive_sharpness", "Adaptive sharpness",
+            f"relative to each weight, {_NO_QUOTIENT}",
+        ),
+        Metric("euclidean", False, 0.1, "euclidean_sharpness", "Euclidean sharpness", f"as it is, {_NO_QUOTIENT}"),
+    )
+}  # fmt: skip
+"""By name."""
+
+
+def title_of(metric: str) -> str:
+    """What a score by this metric is called; one that is not known here may be a later version's."""
+    return METRICS[metric].title if metric in METRICS else "Sharpness"
+
+
+BASELINES = tuple(metric.name for metric in METRICS.values() if not metric.paired)
+GEODESICS = ("first", "second", "exact")
+SYMMETRIES = ("full", "attention", "paper")
+ASCENTS = ("secant", "apgd")
+PARAMS = ("all", "lora")
+PER = ("layer", "head", "kind")
+SHARDS = ("batches", "samples")
+ON_NAN = ("stop", "skip")
+DTYPES = ("float32", "float64")
+LABELS = ("data", "model")
