@@ -33,6 +33,7 @@ from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.networks import load_network
+from hf_geosharp.wrappers import as_written, unwrap
 
 if TYPE_CHECKING:
     import torch
@@ -145,13 +146,17 @@ def inspect(
         UsageError: no such preset, or the model cannot be run on the batch; what is missing is named.
         ModelError, UnsupportedModelError: NaN in a parameter; quantised, offloaded or on the meta device.
     """
+    model = unwrap(model)
     identity = {
         "id": getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
     }
     batches = None if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     how = "" if batches is None else f"{_batches(len(batches))} given"
-    return _inspect(model, identity, _Wanted(preset, verify, health, tuple(layouts), cached, progress), batches, how)
+    with as_written(model):
+        return _inspect(
+            model, identity, _Wanted(preset, verify, health, tuple(layouts), cached, progress), batches, how
+        )
 
 
 def inspect_pretrained(

@@ -26,6 +26,7 @@ from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
 from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare_loaded
+from hf_geosharp.wrappers import as_written, unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -77,7 +78,9 @@ def score(
 
     Args:
         model: a transformers model (or any module that takes a batch as keyword arguments); comes back bit-identical.
-            One that fully_shard (FSDP2) has sharded is scored by all its processes together.
+            What is around it to run it (DistributedDataParallel, DataParallel, torch.compile, the autocast of
+            ``accelerator.prepare``) and hooks on gradients are left out. One that fully_shard (FSDP2) has sharded is
+            scored by all its processes together.
         data: a Dataset, a DataLoader, or an iterable of batches (dicts of tensors, one ball each).
         metric: "inv" (relative change of each factor), "mix" (absolute change of the products), or without
             symmetries "adaptive" or "euclidean".
@@ -130,9 +133,11 @@ def score(
         )
     if loss is not None and not callable(loss):
         raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
+    # Wrappers that run a model would get between the ranks, round, or hide what it is.
+    model = unwrap(model)
     device = next((p.device.type for p in model.parameters()), "cpu")
     world = world or World.find(device, timeout)
-    with world.together():
+    with world.together(), as_written(model):
         settings = Settings(
             metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent,
             steps=steps, starts=starts, seed=seed,

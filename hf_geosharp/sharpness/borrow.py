@@ -21,6 +21,9 @@ from hf_geosharp.symmetry.parameters import Leaf, leaves
 
 _HALF = (torch.float16, torch.bfloat16)
 
+_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+"""Where parameters and modules keep what others have hung on gradients: to clip them, record them, step with them."""
+
 
 @dataclass(frozen=True)
 class Borrowed:
@@ -105,8 +108,8 @@ def borrow(
 
     Half-precision parameters become float32 meanwhile (a perturbation is smaller than their spacing); ``dtype``
     float64 widens everything. Where ``only`` names the parameters that may move, all others stay as they are stored,
-    and take no gradients. On leaving, weights, buffers, gradients, ``requires_grad``, train/eval modes and random
-    states are as they were.
+    and take no gradients. Hooks on gradients are taken off: they would change them, or act on them. On leaving,
+    weights, buffers, gradients, ``requires_grad``, hooks, train/eval modes and random states are as they were.
 
     Raises:
         UnsupportedModelError, ModelError, UsageError: as :func:`check`.
@@ -131,6 +134,8 @@ def _borrowed(
 ) -> Iterator[Borrowed]:
     """The same where what is sharded is in the dtype that is wanted."""
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    owners = (*(p for p, _, _ in flags), *model.modules())
+    hooks = [(own, dict(own)) for owner in owners for name in _HOOKS if (own := getattr(owner, name, None))]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     drawn = random_states()
     swapped: list[tuple[Tensor, Tensor]] = []
@@ -150,6 +155,8 @@ def _borrowed(
             moving = {id(p) for leaf in held.values() for p, _ in leaf.members}
             for name, leaf in held.items():
                 originals[name] = leaf.tensor.clone()
+            for own, _ in hooks:
+                own.clear()
             for p, _, _ in flags:
                 p.grad = None
                 p.requires_grad_(id(p) in moving)
@@ -169,6 +176,8 @@ def _borrowed(
         for p, flag, grad in flags:
             p.requires_grad_(flag)
             p.grad = grad
+        for own, hung in hooks:
+            own.update(hung)
         set_random_states(drawn)
 
 

@@ -144,6 +144,7 @@ def estimate(
         passes=Passes(sum(o.passes.forwards for o in runs.outcomes), sum(o.passes.backwards for o in runs.outcomes)),
         seconds=time.perf_counter() - started + ledger.seconds,
         model={
+            "dtype": str(borrowed.dtype).removeprefix("torch."),
             **(model_identity or {"class": type(model).__name__}),
             "stored_dtypes": list(stored),
             **({"compiled": True} if settings.compile else {}),

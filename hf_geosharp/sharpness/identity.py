@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_geosharp.errors import WorldError
 from hf_geosharp.parallel import World
@@ -19,7 +18,7 @@ from hf_geosharp.sharpness.objective import Loss
 from hf_geosharp.sharpness.parts import Batch
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import whole_of
-from hf_geosharp.symmetry.fingerprint import of_adapters, of_config
+from hf_geosharp.symmetry.fingerprint import of_adapters, of_callable, of_code, of_config
 
 _HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
 """Settings that do not decide a score: a journal may go on with others."""
@@ -44,9 +43,24 @@ def identity(
         "batches": len(batches),
         "data": data_digest or digest_batches(batches),
         "config": of_config(borrowed.model),
+        "problem": _problem(borrowed.model, batches[0]),
+        # What shards a model hangs functions of its own to it, which differ from process to process.
+        "code": None if borrowed.shards is not None else of_code(borrowed.model, attributes=False),
         "adapters": of_adapters(borrowed.model),
         "weights": digest(chain(_weights(borrowed), rest, _frozen(borrowed))),
     }
+
+
+def _problem(model: nn.Module, batch: Batch) -> str | None:
+    """What a classifier's loss is, where that does not follow from its labels; a first pass may write what follows."""
+    config = getattr(model, "config", None)
+    named, labels = getattr(config, "problem_type", None), batch.get("labels")
+    if named is None or not isinstance(labels, Tensor):
+        return None
+    follows = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+    if getattr(config, "num_labels", None) == 1:
+        follows = "regression"
+    return None if named == follows else str(named)
 
 
 def _weights(borrowed: Borrowed) -> Iterator[tuple[str, Tensor]]:
@@ -66,11 +80,11 @@ def loss_name(loss: Loss | None) -> str | None:
     """What tells a loss of the caller's from others, as far as code can be told apart."""
     if loss is None:
         return None
-    name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', type(loss).__qualname__)}"
-    try:
-        return f"{name} {hashlib.sha256(inspect.getsource(loss).encode()).hexdigest()[:12]}"
-    except (OSError, TypeError):
-        return name
+    written: Any = loss
+    while isinstance(written, partial):
+        written = written.func
+    name = f"{getattr(written, '__module__', '')}.{getattr(written, '__qualname__', type(written).__qualname__)}"
+    return f"{name} {of_callable(loss)[:12]}"
 
 
 def agree(world: World, header: Mapping[str, Any]) -> None:

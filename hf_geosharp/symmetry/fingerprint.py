@@ -48,12 +48,13 @@ def of_batches(batches: Iterable[Mapping[str, Any]]) -> str:
     return _of([[_contents({k: v}) if isinstance(v, Tensor) else [k, v] for k, v in b.items()] for b in batches])
 
 
-def of_code(model: nn.Module) -> str:
+def of_code(model: nn.Module, *, attributes: bool = True) -> str:
     """The digest of what decides how a model computes, but for its configuration and its weights.
 
     That is the class of each module and what it holds beside weights (which adapter is active, say); and of what is not
     a library's the code: of classes, methods and functions that were put into a library's, functions in place of a
-    module's own ``forward`` or hooked to it, and the function that a configuration names for attention.
+    module's own ``forward`` or hooked to it, and the function that a configuration names for attention. Without
+    ``attributes`` what modules hold is left out: a pass may change it (how long the longest text was).
     """
     foreign: dict[str, object] = {}
     for kind in {c for m in model.modules() for c in type(m).__mro__}:
@@ -66,10 +67,52 @@ def of_code(model: nn.Module) -> str:
         if put:
             foreign[place] = put
     modules = [
-        [n, type(m).__module__, type(m).__qualname__, _of_attributes(m), *map(_of_function, _put_in(m))]
+        [
+            n,
+            type(m).__module__,
+            type(m).__qualname__,
+            _of_attributes(m) if attributes else {},
+            *map(_of_function, _put_in(m)),
+        ]
         for n, m in model.named_modules(remove_duplicate=False)
     ]
     return _of([modules, foreign, _of_attention(model)])
+
+
+def of_callable(function: Any) -> str:
+    """The digest of a function of the caller's: its source, and what it was made with.
+
+    Of a :func:`functools.partial` the arguments too, of an object that can be called what it holds. The same in another
+    version of Python, for it has no code that was compiled.
+    """
+    found: list[object] = []
+    while True:
+        plain = getattr(function, "__func__", function)
+        code = getattr(plain, "__code__", None)
+        is_function = code is not None or isinstance(plain, partial)
+        found += [
+            _source(plain if is_function else type(plain)),
+            {} if is_function else {n: _plain(v) for n, v in getattr(plain, "__dict__", {}).items()},
+            [_plain(getattr(plain, n, None)) for n in ("__defaults__", "__kwdefaults__", "args", "keywords")],
+            [_captured(cell) for cell in getattr(plain, "__closure__", None) or ()],
+            # Two functions may stand on one line.
+            [] if code is None else [list(code.co_names), [_plain(c) for c in code.co_consts if not _is_code(c)]],
+        ]
+        inner = getattr(plain, "__wrapped__", None) or getattr(plain, "func", None)
+        if inner is None:
+            return _of(found)
+        function = inner
+
+
+def _is_code(value: object) -> bool:
+    return isinstance(value, CodeType)
+
+
+def _source(written: Any) -> str:
+    try:
+        return inspect.getsource(written)
+    except (OSError, TypeError):
+        return ""
 
 
 def of_adapters(model: nn.Module) -> str:

@@ -18,6 +18,7 @@ from hf_geosharp.sharpness.borrow import check
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
 from hf_geosharp.symmetry.fingerprint import of_adapters
+from hf_geosharp.wrappers import as_written, unwrap
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -97,14 +98,6 @@ _REFUSED: tuple[tuple[Callable[[nn.Module, Any], bool], str], ...] = (
 )
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module that the user wrote, out of DDP, DataParallel, DeepSpeed's engine and torch.compile."""
-    from accelerate.utils import extract_model_from_parallel
-
-    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
-    return inner
-
-
 @contextmanager
 def subject(model: nn.Module, *, hooked: bool = False, params: str = "all") -> Iterator[nn.Module]:
     """The model to be measured. It is the one in training, or a copy where that would notice:
@@ -122,7 +115,7 @@ def subject(model: nn.Module, *, hooked: bool = False, params: str = "all") -> I
         UnsupportedModelError: adapters that cannot be merged, or a model that cannot be copied and would have to be.
     """
     inner = unwrap(model)
-    with _as_written(inner):
+    with as_written(inner):
         if params == "all" and _has_adapters(inner):
             yield _merged(inner)
         elif _notices(inner, hooked, movable(inner, params)):
@@ -185,35 +178,6 @@ def _merged(model: nn.Module) -> nn.Module:
 def _adapters(model: nn.Module) -> Mapping[str, Any]:
     found = getattr(model, "peft_config", {})
     return found if isinstance(found, Mapping) else {"default": found}
-
-
-@contextmanager
-def _as_written(model: nn.Module) -> Iterator[None]:
-    """The class's own forward, without accelerate's autocast and without compiled code."""
-    written = model.__dict__.get("_original_forward")
-    patched = model.__dict__.get("forward")
-    compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
-    regions = [
-        (m._modules, name, child)
-        for m in model.modules()
-        for name, child in m._modules.items()
-        if isinstance(getattr(child, "_orig_mod", None), nn.Module)
-    ]
-    try:
-        if written is not None and patched is not None:
-            model.forward = written
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        for modules, name, child in regions:
-            modules[name] = child._orig_mod  # type: ignore[union-attr, assignment]
-        yield
-    finally:
-        if written is not None and patched is not None:
-            model.forward = patched
-        for module, implementation in compiled:
-            module._compiled_call_impl = implementation
-        for modules, name, child in regions:
-            modules[name] = child
 
 
 def fingerprint(model: nn.Module) -> tuple[int | str, ...]:

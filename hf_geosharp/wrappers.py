@@ -1,0 +1,45 @@
+"""What is put around a model to run it: taken off, and what was put into it left out for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module that the user wrote, out of DDP, DataParallel, DeepSpeed's engine and torch.compile."""
+    from accelerate.utils import extract_model_from_parallel
+
+    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
+    return inner
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """The class's own forward, without accelerate's autocast and without compiled code."""
+    written = model.__dict__.get("_original_forward")
+    patched = model.__dict__.get("forward")
+    compiled = [(m, m._compiled_call_impl) for m in model.modules() if getattr(m, "_compiled_call_impl", None)]
+    regions = [
+        (m._modules, name, child)
+        for m in model.modules()
+        for name, child in m._modules.items()
+        if isinstance(getattr(child, "_orig_mod", None), nn.Module)
+    ]
+    try:
+        if written is not None and patched is not None:
+            model.forward = written
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        for modules, name, child in regions:
+            modules[name] = child._orig_mod  # type: ignore[union-attr, assignment]
+        yield
+    finally:
+        if written is not None and patched is not None:
+            model.forward = patched
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
+        for modules, name, child in regions:
+            modules[name] = child
