@@ -1,8 +1,8 @@
-"""The metric ``geodesic_sharpness`` of evaluate: the calls of `hf_geosharp.scoring`, in the way evaluate is called.
+"""The metric ``geodesic_sharpness`` of evaluate: the functions of `hf_geosharp.scoring` behind evaluate's interface.
 
 A sharpness belongs to a model and its data, not to predictions. So there are two ways to call it: with ``predictions``
-that are the model's inputs, as evaluate's perplexity has them, and with ``data``. Only the first uses what evaluate has
-for gathering, its Arrow files and processes.
+that are the model's inputs, as in evaluate's perplexity, and with ``data``. Only the first uses evaluate's own means of
+gathering inputs, its Arrow files and processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Geodesic sharpness (arXiv 2505.05409): how much the loss of a transformer can rise when its weights move by a given
-length, where length is measured so that moves which do not change the function cost nothing.
+length, where length is measured so that moves along the symmetries found on the model cost nothing.
 """
 
 _CITATION = """\
@@ -43,23 +43,22 @@ _CITATION = """\
 
 _USAGE = """
 Args:
-    model_id: a model of the Hub, a folder, or a shipped demo:NAME; it is loaded once.
-    model: instead, a model that is loaded already; it comes back bit-identical.
+    model_id: a model on the Hub, a folder, or a shipped demo:NAME; it is loaded once.
+    model: instead, a loaded model; it is restored bit for bit.
     predictions (or inputs): the inputs of the model, texts or images.
     references: their labels (target texts for seq2seq models; none for causal and masked language models).
-    data: instead of predictions, a data set: for model_id its id, file or folder too, else a datasets.Dataset, a
-        DataLoader or batches.
-    details: True adds the whole result.
-    **options: those of hf_geosharp.score_pretrained with model_id, of hf_geosharp.score with model: metric, rho,
+    data: instead of predictions, a data set: a datasets.Dataset, a DataLoader or batches; with model_id also the id,
+        file or folder of a data set.
+    details: True adds the full result.
+    **options: those of hf_geosharp.score_pretrained (with model_id) or of hf_geosharp.score (with model): metric, rho,
         steps, samples, batch_size, seed, processor, ...
 
-Whatever is given to evaluate.load instead holds for every call. Where both the model and data are given there,
-predictions and references are not looked at, so that the metric can be one among others in evaluate.combine and in an
-evaluator.
+Options given to evaluate.load apply to every call. If both the model and data are given there, predictions and
+references are ignored, so that the metric can be used with others in evaluate.combine and in an evaluator.
 
 Returns:
-    geodesic_sharpness: the score, in units of the loss, nats as a rule; stderr: its standard error, None for a single
-    batch. With num_process, on processes other than the first: None.
+    geodesic_sharpness: the score, in units of the loss (nats for cross-entropy); stderr: its standard error, None for a
+    single batch. With num_process, None on all processes but the first.
 
 Examples:
     >>> metric = evaluate.load("geodesic_sharpness")
@@ -81,10 +80,10 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
     """Geodesic sharpness as a metric of evaluate; see ``inputs_description`` for what it takes.
 
     Args:
-        config_name: the task of models that are loaded by name, where their config does not tell it.
-        options: what evaluate takes for every metric (``num_process``, ``cache_dir``, ...), and whatever `compute`
-            takes, to hold for every call. The revision of a model is ``model_revision`` here, since ``evaluate.load``
-            takes ``revision`` for that of the metric.
+        config_name: the task of models that are loaded by name, if their config does not determine it.
+        options: what evaluate accepts for every metric (``num_process``, ``cache_dir``, ...), and the options of
+            `compute`, to apply to every call. The revision of a model is ``model_revision`` here, because
+            ``evaluate.load`` uses ``revision`` for that of the metric.
 
     Raises:
         UsageError: an option is unknown, or does not fit the others.

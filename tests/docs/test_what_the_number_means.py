@@ -79,8 +79,8 @@ def test_what_is_said_of_fine_tunes_of_a_vision_transformer_is_what_was_measured
     inv, adaptive = rows["inv second", 0.3]["tau"], rows["adaptive", 1.0]["tau"]
     means = max(c["tau"] for (name, _), c in rows.items() if name in ("inv second average", "adaptive average"))
     assert (
-        f"`inv` at 0.3 and `adaptive` at 1 correlate with the gap in error (τ {inv:+.2f} and {adaptive:+.2f}, their averages "
-        f"up to {means:+.2f})"
+        f"`inv` at 0.3 and `adaptive` at 1 correlate with the gap in error (τ {inv:+.2f} and {adaptive:+.2f}, their "
+        f"averages up to {means:+.2f})"
     ) in text
     assert all(rows[key]["among"] < 0.05 for key in (("inv second", 0.3), ("adaptive", 1.0)))
     assert all(c["low"] < 0 for (name, _), c in rows.items() if name == "mix second")
