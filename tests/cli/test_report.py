@@ -90,7 +90,7 @@ def test_a_folder_that_score_wrote(run: Run, tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         ([], 2, "Missing argument"),
-        (["one.json"], 2, "say where it goes"),
+        (["one.json"], 2, "say where to write"),
         (["one.json", "-o", "none/report.html"], 1, "-o: there is no folder"),
         (["one.json", "-o", "."], 1, "-o: "),
         (["one.json", "--plots", "one.json"], 2, "is a file"),
