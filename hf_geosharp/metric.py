@@ -127,7 +127,7 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
             # Only the first process scores, so it must not wait for others that a launcher started.
             call.setdefault("world", _alone())
         if inputs is not None and (predictions is not None or "data" in call):
-            raise UsageError("inputs are another name of predictions, in place of data: give one of the three.")
+            raise UsageError("inputs is another name for predictions, and data replaces both: give one of the three.")
         predictions = predictions if inputs is None else inputs
         has_inputs = predictions is not None or references is not None or self.writer is not None
         if "data" in given and has_inputs:
@@ -236,7 +236,7 @@ class _Samples:
                 "references are missing: pass the labels of the inputs, or labels='model' for a score without labels."
             )
         if task is not None and labelled and not (task.is_classification or task.second == "label"):
-            raise UsageError(f"The labels of a {task.name} are its own inputs: leave out references.")
+            raise UsageError(f"The labels of a {task.name} model are its own inputs: leave out references.")
         column = "image" if not isinstance(self.inputs[0], str) or (task and task.modality == "image") else "text"
         target = "target" if task is not None and task.second == "label" else "label"
         return datasets.Dataset.from_dict({column: self.inputs} | ({target: self.labels} if labelled else {}))
@@ -256,14 +256,14 @@ def _image(value: Any, row: int) -> Any:
         return value.copy()
     if isinstance(value, (list, tuple)) or not hasattr(value, "__array__") or np.asarray(value).ndim == 0:
         raise DataError(
-            f"predictions[{row}] is {_kind(value)}. They are the inputs of the model here, all texts or all images, "
-            'not what it predicts. For evaluate.combine or an evaluator give model and data to evaluate.load("geodesic_'
+            f"predictions[{row}] is {_kind(value)}. Here they are the inputs of the model, all texts or all images, "
+            'not its predictions. With evaluate.combine or an evaluator pass model and data to evaluate.load("geodesic_'
             'sharpness", model=..., data=...).'
         )
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or array.ndim not in (2, 3) or array.min() < 0 or array.max() > 255:
         raise DataError(
-            f"predictions[{row}] is no image: arrays must be (height, width) or (height, width, channels) of whole "
+            f"predictions[{row}] is not an image: arrays must be (height, width) or (height, width, channels) of whole "
             "numbers 0 to 255."
         )
     array = array.astype(np.uint8)
@@ -275,7 +275,7 @@ def _labels(labels: Any, count: int) -> list[Any]:
         return [None] * count
     found = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if len(found) != count:
-        raise DataError(f"There are {count} predictions and {len(found)} references: one for each is needed.")
+        raise DataError(f"There are {count} predictions and {len(found)} references: there must be one for each.")
     texts = any(isinstance(label, str) for label in found)
     for row, label in enumerate(found):
         fits = isinstance(label, str) if texts else isinstance(label, (int, float, np.number))

@@ -79,8 +79,8 @@ class World:
             return cls(timeout=timeout)
         if launched is not None and launched > 1 and re.fullmatch(r"(?!cpu)\w+:\d+", device):
             raise UsageError(
-                f"device is {device!r} for each of {launched} processes: they would share it. "
-                f"Pass {device.split(':')[0]!r}, and each takes its own."
+                f"device is {device!r} for each of {launched} processes, so they would share it. "
+                f"Pass {device.split(':')[0]!r}, and each uses its own."
             )
         if not is_initialised():
             if launched == 1:

@@ -100,8 +100,8 @@ class Proof:
                 raise
             proved = self._proved(self.borrowed.model)
             self.notes.append(
-                f"the symmetries were proved in the model's own precision, for a copy in double precision does not run "
-                f"({type(error).__name__}: {first_line(error)})"
+                f"the symmetries were proved in the model's own precision, because a copy in double precision does not "
+                f"run ({type(error).__name__}: {first_line(error)})"
             )
             return proved
 

@@ -124,7 +124,7 @@ class Runner:
             raise ModelError(f"no batch has a score: {outcomes[0].skipped}")
         if skipped:
             self.notes.warn(
-                f"{len(skipped)} of {len(outcomes)} batches were skipped, for their loss is not finite: "
+                f"{len(skipped)} of {len(outcomes)} batches were skipped, because their loss is not finite: "
                 f"{', '.join(map(str, skipped))}"
             )
         return Runs(scored, skipped, reduced)
@@ -376,7 +376,7 @@ class Runner:
         found = ball.profile(rho, self._objective(ball.number))
         if found is None:
             self._batch_notes.append(
-                f"batch {ball.number}: no profile, for the loss is not finite at some points of it, rho {rho:g}"
+                f"batch {ball.number}: no profile, because the loss is not finite at some of its points, rho {rho:g}"
             )
         return found
 

@@ -191,7 +191,7 @@ def _check_sizes(samples: int, batch_size: int) -> None:
     for name, value in (("samples", samples), ("batch_size", batch_size)):
         whole(name, value)
     if batch_size < 1 or samples < 1:
-        raise UsageError(f"--samples ({samples}) and --batch-size ({batch_size}) must be at least 1.")
+        raise UsageError(f"samples is {samples} and batch_size is {batch_size}; both must be at least 1.")
 
 
 def _encoder(
