@@ -63,10 +63,10 @@ class Proof:
             apart = [text for text in verified.map.unrecognised if NOT_APART in text]
             scope = "all parameters"
             if self.settings.params != "all":
-                scope = "what may move; see where the perturbation lives for whether the adapter does"
+                scope = "what may move; where the perturbation lives shows whether the adapter does"
             self.notes.warn(
-                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which is "
-                f"not the same for all weights of one function{''.join(f' ({text})' for text in apart)}"
+                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which "
+                f"can differ between weights that compute the same function{''.join(f' ({text})' for text in apart)}"
             )
             settings = replace(
                 self.settings,

@@ -311,9 +311,9 @@ class Runner:
             self.notes.warn(f"{told}: rounding inside the model, or they do not hold on this batch")
         elif not self._is_stored_loss(index, base, 10 * self._rounding(symmetries, index)):
             raise ModelError(
-                f"{told}. They hold on the samples that they were proved on, and not on all of this batch: it may have "
-                "rows that attend to nothing, such as those of padding on the left. The preset of symmetries 'paper' "
-                "folds nothing"
+                f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
+                "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "
+                "nothing"
             )
         del self._stored[index]
 
@@ -347,7 +347,7 @@ class Runner:
             f"batch {job.batch}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
         )
         if settings.on_nan == "stop":
-            raise ModelError(f"{text}; on_nan 'skip' leaves such batches out, and says so")
+            raise ModelError(f"{text}; on_nan 'skip' (--on-nan skip) leaves such batches out and records it")
         self._batch_notes.append(f"{text}: skipped")
         return Outcome(job, skipped=text)
 
@@ -391,8 +391,8 @@ class Runner:
         marks = self.split.gather((list(scores), sums))
         if any(mark != marks[0] for mark in marks):
             raise WorldError(
-                "the ranks drifted apart: they compute the same steps with different rounding. Use equal machines and "
-                "equally many threads, or shard='batches'"
+                "the ranks drifted apart: they compute the same steps with different rounding. Use identical machines "
+                "and the same number of threads, or shard='batches'"
             )
 
     def restore(self) -> None:

@@ -133,10 +133,11 @@ class Settings:
                 "the loss; an even number is needed"
             )
         if self.average and (self.per or self.profile or self.starts > 1):
-            raise UsageError("per, profile and starts are of the worst case: leave out average")
+            raise UsageError("per, profile and starts are available only for the worst case: leave out average")
         if self.per == "head" and self.metric not in PAIR_METRICS:
             raise UsageError(
-                f"per is 'head', and the metric {self.metric} knows no heads: use {' or '.join(PAIR_METRICS)}"
+                f"per is 'head', but the metric {self.metric} does not distinguish heads: "
+                f"use {' or '.join(PAIR_METRICS)}"
             )
 
     @property

@@ -315,8 +315,8 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
             return lambda model, batch: trainer.compute_loss(model, batch, return_outputs=True)
         if self._loss is None and trainer is not None and (how := other_loss(trainer)) is not None:
             self._say(
-                f"the trainer {how}; what is measured is the loss that the model itself returns. loss='trainer' "
-                "measures the trainer's, loss='model' leaves this warning out"
+                f"the trainer {how}, but the loss measured is the one that the model itself returns. loss='trainer' "
+                "measures the trainer's, loss='model' silences this warning"
             )
         return None
 
