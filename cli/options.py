@@ -180,7 +180,8 @@ _data_options = _together(
         "--max-length",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Tokens that texts are cut to.  [default: 128 for language models, else 512 or the model's limit]",
+        help="Number of tokens that texts are truncated to.  [default: 128 for language models, otherwise 512 or the "
+        "model's limit]",
     ),
 )
 
