@@ -363,9 +363,9 @@ class Runner:
             where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
             text = f"batch {index}: the loss is not finite at some points of the ball, {where}"
             if climb.lost:
-                text += ", and no higher one was found elsewhere: 0 is no measurement. Take a smaller radius"
+                text += ", and no higher loss was found elsewhere: 0 is not a measurement. Use a smaller radius"
                 if ball.settings.metric == "mix":
-                    text += ", or inv if pairs are almost zero: mix lets them move as far as all others"
+                    text += ", or inv if pairs are almost zero: mix moves them as far as all others"
             self._batch_notes.append(text)
         return BatchScore(
             index, ball.base, climb.rise, climb.steps, climb.converged, found.evaluations,
