@@ -48,4 +48,4 @@ class _Commands(click.Group):
 @click.version_option(package_name="hf-geosharp", prog_name="hf-geosharp")
 @debug_option
 def main() -> None:
-    """Sharpness of transformers that does not change when the weights change and the function does not."""
+    """Sharpness of transformers that does not change when the weights move along the model's symmetries."""

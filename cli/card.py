@@ -34,18 +34,18 @@ _OF_PLACE = {"revision", "token"}
     "result_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take the score from this JSON file, which --json wrote, instead of computing it.",
+    help="Read the score from this JSON file (written by --json) instead of computing it.",
 )
-@click.option("--force", is_flag=True, help="With --result: also where the score is of another model.")
-@click.option("--remove", is_flag=True, help="Take the score and its section out of the card.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
-@click.option("--to", metavar="FILE|-", help="Write the card to FILE, or print it, and leave the original as it is.")
-@click.option("--plot", is_flag=True, help=f"Draw the curve into {PICTURE} beside the card and show it there.")
-@click.option("--push", is_flag=True, help="Commit the card to the Hub; without it a card of the Hub is only compared.")
+@click.option("--force", is_flag=True, help="With --result: accept the score of another model.")
+@click.option("--remove", is_flag=True, help="Remove the score and its section from the card.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
+@click.option("--to", metavar="FILE|-", help="Write the card to FILE, or print it, and leave the original unchanged.")
+@click.option("--plot", is_flag=True, help=f"Draw the curve into {PICTURE} next to the card, and show it in the card.")
+@click.option("--push", is_flag=True, help="Commit the card to the Hub; without this, changes are only shown.")
 @click.option(
     "--create-pr/--no-create-pr",
     default=None,
-    help="With --push: open a pull request, or do not.  [default: where you have no write access]",
+    help="With --push: always or never open a pull request.  [default: only without write access]",
 )
 @click.option("--commit-message", metavar="TEXT", help="With --push: message of the commit, title of the pull request.")
 @score_options
@@ -71,8 +71,8 @@ def command(
     """Put the score of a model into its card: metadata (model-index) and a section of the text.
 
     MODEL_OR_README is a README.md, a model's folder, a Hub id, or a shipped demo (demo:NAME). The score is computed
-    with the options of 'hf-geosharp score', or read with --result. All else in the card stays byte for byte. A card
-    that cannot be changed safely is left as it is (exit code 5), and what to paste into it is printed.
+    with the options of 'hf-geosharp score', or read with --result. Everything else in the card stays byte for byte. A
+    card that cannot be changed safely is left unchanged (exit code 5), and what to paste into it is printed.
     """
     from hf_geosharp.cards.push import is_first_rank
 
@@ -82,7 +82,7 @@ def command(
     libraries.hush(debug=is_debug(ctx), bars=False)
     place = _find(target, options["revision"], options["token"])
     if push and place.hub is None:
-        raise UsageError(f"--push needs the id of a model on the Hub, and {target} is none")
+        raise UsageError(f"--push needs the id of a model on the Hub, which {target} is not")
     before = place.read()
     if plot:
         from hf_geosharp import figures
@@ -125,7 +125,7 @@ def _check_options(ctx: click.Context, **given: Any) -> None:
     ]
     for one, other, both in conflicts:
         if both:
-            raise click.UsageError(f"{one} and {other} do not go together")
+            raise click.UsageError(f"{one} and {other} cannot be combined")
     of_push = [
         name
         for name in ("create_pr", "commit_message")
@@ -134,13 +134,13 @@ def _check_options(ctx: click.Context, **given: Any) -> None:
     if of_push:
         raise click.UsageError(f"--{of_push[0].replace('_', '-')} needs --push")
     if given["force"] and given["result_file"] is None:
-        raise click.UsageError("--force needs --result: a score that is taken now is of the model itself")
+        raise click.UsageError("--force needs --result: a score that is computed now always belongs to the model")
     if given["result_file"] is None and not given["remove"]:
         return
     for name in _score_option_names(ctx):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             what = "--remove" if given["remove"] else "--result"
-            raise click.UsageError(f"--{name.replace('_', '-')} is for taking a score, and {what} takes none")
+            raise click.UsageError(f"--{name.replace('_', '-')} is for computing a score, which {what} does not do")
 
 
 def _score_option_names(ctx: click.Context) -> list[str]:
@@ -197,9 +197,9 @@ def _read(path: Path, place: cards.Place, *, force: bool) -> SharpnessResult:
     result = read_result(path)
     name = place.named_otherwise(result.model)
     if name is not None:
-        text = f"the score is of {name}, the card of {place.name}"
+        text = f"the score is of {name}, but the card is of {place.name}"
         if place.is_other(result.model) and not force:
-            raise UsageError(f"{text}. Take the score of that model, or pass --force")
+            raise UsageError(f"{text}. Use a score of {place.name}, or pass --force")
         say(f"warning: {text}")
     return result
 
@@ -209,7 +209,7 @@ def _score(ctx: click.Context, place: cards.Place, options: dict[str, Any], quie
 
     if place.model is None:
         raise UsageError(
-            f"there is no model beside {place.file} (no config.json): pass its score with --result FILE, which "
+            f"there is no model next to {place.file} (no config.json): pass its score with --result FILE, which "
             "'hf-geosharp score MODEL --json FILE' writes"
         )
     return take_score(place.model, options, quiet=quiet, debug=is_debug(ctx))
@@ -254,7 +254,7 @@ def _show_changes(before: bytes | None, after: bytes, quiet: bool, *, dry_run: b
     elif dry_run:
         say("Nothing was changed.")
     else:
-        say("Nothing was changed: --push commits it, or opens a pull request where you have no write access.")
+        say("Nothing was changed: --push commits it, or opens a pull request if you have no write access.")
 
 
 def _report(done: Pushed, quiet: bool) -> None:

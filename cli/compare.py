@@ -40,21 +40,21 @@ def _one_process(function: F) -> F:
     default="sharpness",
     show_default=True,
     metavar="F",
-    help="Figure to rank by: sharpness, base_loss, or a baseline that --baselines takes.",
+    help="Quantity to rank by: sharpness, base_loss, or a baseline computed with --baselines.",
 )
-@click.option("--force", is_flag=True, help="Compare results of other settings or data, too; every output is marked.")
+@click.option("--force", is_flag=True, help="Compare results even if settings or data differ; every output is marked.")
 @click.option(
     "--csv",
     "csv_file",
     type=click.Path(path_type=Path),
     metavar="FILE|-",
-    help="Write the ranking as CSV, one line a model, to FILE, or to stdout in place of the table.",
+    help="Write the ranking as CSV, one line per model, to FILE, or to stdout instead of the table.",
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Picture of the ranking, or of the run: .png, .svg or .pdf (takes matplotlib).",
+    help="Picture of the ranking, or of the run: .png, .svg or .pdf (requires matplotlib).",
 )
 @_one_process
 @json_option
@@ -73,7 +73,7 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Rank MODELs by their sharpness on the same batches, and say which of them cannot be told apart.
+    """Rank MODELs by their sharpness on the same batches, and show which differences are not significant.
 
     MODEL is a Hub id (owner/name@revision for a branch, tag or commit), a folder, a shipped demo (demo:NAME), a folder
     with checkpoints of a Trainer (checkpoint-100, ...), which stands for all of them, or a JSON file that
@@ -81,12 +81,12 @@ def command(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError(
-            "compare runs as one process, and a launcher has started several (WORLD_SIZE). Score each model with "
+            "compare runs as one process, but a launcher has started several (WORLD_SIZE). Score each model with "
             "'hf-geosharp score --processes N --json FILE', then compare the files"
         )
     target, table = output.JsonTarget(json_target), files.Target("--csv", csv_file)
     if target.is_stdout and table.is_stdout:
-        raise click.UsageError("--json - and --csv - do not go together: there is one stdout")
+        raise click.UsageError("--json - and --csv - cannot be combined: there is only one stdout")
     target.check()
     table.check()
     if plot is not None:

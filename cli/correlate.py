@@ -1,4 +1,4 @@
-"""``hf-geosharp correlate``: how the scores of several models go with something else that is known of them."""
+"""``hf-geosharp correlate``: how the scores of several models correlate with something else known about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from hf_geosharp.cli import libraries, output
 from hf_geosharp.cli.errors import is_debug
-from hf_geosharp.cli.options import debug_option, json_option, quiet_option
+from hf_geosharp.cli.options import debug_option, json_option
 
 
 @click.command("correlate", short_help="Correlate scores with a target over models.")
@@ -18,8 +18,8 @@ from hf_geosharp.cli.options import debug_option, json_option, quiet_option
     "--target",
     required=True,
     metavar="FILE.csv|model-index:METRIC",
-    help="A table with a column 'model' and one with the target, or a metric of the model cards (METRIC@DATASET where "
-    "a card has it for several data sets).",
+    help="A table with a column 'model' and one with the target, or a metric in the model cards (METRIC@DATASET if a "
+    "card has it for several data sets).",
 )
 @click.option("--target-column", metavar="N", help="Column with the target.  [default: value, or the only other one]")
 @click.option(
@@ -27,25 +27,26 @@ from hf_geosharp.cli.options import debug_option, json_option, quiet_option
     default="sharpness",
     show_default=True,
     metavar="F",
-    help="Figure of the results: sharpness, base_loss, or a baseline.",
+    help="Quantity to correlate: sharpness, base_loss, or a baseline.",
 )
-@click.option("--force", is_flag=True, help="Correlate results of other settings or data, too; every output is marked.")
+@click.option(
+    "--force", is_flag=True, help="Correlate results even if settings or data differ; every output is marked."
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     default=0,
     show_default=True,
-    help="Of the bootstrap and the permutations.",
+    help="Seed for the bootstrap and the permutations.",
 )
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Scatter plot with names: .png, .svg or .pdf (takes matplotlib).",
+    help="Scatter plot with names: .png, .svg or .pdf (requires matplotlib).",
 )
-@click.option("--token", metavar="T", help="Hub token; HF_TOKEN keeps it out of the shell's history.")
+@click.option("--token", metavar="T", help="Hub token; use HF_TOKEN to keep it out of the shell's history.")
 @json_option
-@quiet_option
 @debug_option
 @click.pass_context
 def command(
@@ -60,12 +61,11 @@ def command(
     plot: Path | None,
     token: str | None,
     json_target: str | None,
-    quiet: bool,
 ) -> None:
     """Correlate scores with a target over at least four models: Kendall, Spearman, Pearson.
 
     RESULTS are JSON files that 'hf-geosharp score --json' wrote, and folders that 'score' or 'compare' wrote with
-    --output. Intervals are bootstrapped over models, p-values are by permutation.
+    --output. Intervals are bootstrapped over models; p-values are computed by permutation.
     """
     json_out = output.JsonTarget(json_target)
     json_out.check()

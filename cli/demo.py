@@ -13,17 +13,17 @@ from hf_geosharp.cli.errors import say
 from hf_geosharp.cli.options import debug_option
 
 
-@click.command("demo", short_help="List the shipped demos, or copy one out.")
+@click.command("demo", short_help="List the shipped demos, or copy one.")
 @click.argument("name", required=False)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Folder to copy to; it must be empty or not exist yet.  [default: ./NAME]",
+    help="Folder to copy to, empty or not yet existing.  [default: ./NAME]",
 )
 @debug_option
 def command(name: str | None, output: Path | None) -> None:
-    """List what ships with the package, or copy the demo NAME (model, training and test data) out of it."""
+    """List the demos that ship with the package, or copy the demo NAME (model, training and test data)."""
     if name is None:
         if output is not None:
             raise click.UsageError("--output needs the NAME of a demo to copy")
@@ -53,8 +53,8 @@ def _list() -> None:
     console = Console()
     console.print(table)
     console.print(
-        "\nScore a model with 'hf-geosharp score demo:NAME'. Each has a twin, demo:NAME-twin: other weights, the same "
-        "function, derived when it is asked for.",
+        "\nScore a model with 'hf-geosharp score demo:NAME'. Each has a twin, demo:NAME-twin: the same function "
+        "with other weights, computed on request.",
         highlight=False,
         markup=False,
     )

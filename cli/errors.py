@@ -12,8 +12,8 @@ import click
 from hf_geosharp.errors import GeosharpError, HubError
 
 EXIT_CODES = (
-    "Exit codes: 0 ok, 1 known failure, 2 wrong usage, 3 unsupported model, 4 Hub or network, 5 model card left as it "
-    "is, 130 interrupted (Ctrl-C)."
+    "Exit codes: 0 ok, 1 known failure, 2 wrong usage, 3 unsupported model, 4 Hub or network, 5 model card left "
+    "unchanged, 130 interrupted (Ctrl-C)."
 )
 INTERRUPTED = 130
 _FAILURE = 1
@@ -85,8 +85,8 @@ def _message(error: BaseException) -> str:
     if any(kind.__name__ in _MEMORY_ERRORS for kind in type(error).__mro__):
         return (
             "out of memory: the model and one batch do not fit. Use --micro-batch auto, --gradient-checkpointing or "
-            "--device cpu, which leave the score as it is, or a smaller --batch-size (one batch is one ball, so the "
-            "score changes with it)."
+            "--device cpu, which leave the score unchanged, or a smaller --batch-size (each batch has its own ball, so "
+            "this changes the score)."
         )
     # One line: the rest belongs to the traceback.
     text = " ".join(str(error).split())

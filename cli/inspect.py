@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 @click.command("inspect", short_help="Show the symmetries of a model and the health of its heads.")
 @model_argument
 @inspect_options
-@click.option("--all", "everything", is_flag=True, help="Every layer and every head; else layers alike are one.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Show every layer and head; by default identical layers are merged."
+)
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Heat map of the heads' health, layers x heads: .png, .svg or .pdf (takes matplotlib).",
+    help="Heat map of the heads' health, layers x heads: .png, .svg or .pdf (requires matplotlib).",
 )
 @json_option
 @quiet_option
@@ -51,11 +53,11 @@ def command(
 ) -> None:
     """Show the continuous symmetries of MODEL, proved on its weights, and the health of its heads.
 
-    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); without it, demo:digits-vit. No data are needed where
+    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); the default is demo:digits-vit. No data are needed if
     inputs can be made up from the config.
     """
     if plot is not None and (options["random_init"] or not options["health"]):
-        raise click.UsageError("--plot shows the health of heads, which --random-init and --no-health leave out")
+        raise click.UsageError("--plot shows the health of the heads, which --random-init and --no-health leave out")
     target = output.JsonTarget(json_target)
     target.check()
     if plot is not None:

@@ -38,8 +38,8 @@ def wanted(processes: int | None) -> bool:
         return False
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise click.UsageError(
-            f"--processes {processes}: this is one of {os.environ['WORLD_SIZE']} processes that a launcher has started "
-            "already (WORLD_SIZE); leave the option out."
+            f"--processes {processes}: this is already one of {os.environ['WORLD_SIZE']} processes that a launcher has "
+            "started (WORLD_SIZE); leave the option out."
         )
     return processes > 1
 
@@ -98,7 +98,7 @@ def _exit_code(failures: dict[int, Any]) -> int:
         return int(known[0])
     rank, failure = next((f for f in by_time if f[1].exitcode != -signal.SIGTERM), by_time[0])
     say(
-        f"Error: rank {rank} was killed by {signal.Signals(-failure.exitcode).name} (the system does so where memory "
-        "runs out), and so the others were ended."
+        f"Error: rank {rank} was killed by {signal.Signals(-failure.exitcode).name} (the system does this when "
+        "memory runs out), so the others were stopped."
     )
     return _FAILURE

@@ -111,21 +111,21 @@ debug_option = click.option(
 )
 
 quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="No progress and no notes on stderr; warnings and errors stay."
+    "-q", "--quiet", is_flag=True, help="Show no progress and no notes on stderr; warnings and errors are still shown."
 )
 
 json_option = click.option(
     "--json",
     "json_target",
     metavar="FILE|-",
-    help="Write the result as JSON to FILE as well; '-' prints JSON on stdout and nothing else.",
+    help="Also write the result as JSON to FILE; '-' prints JSON on stdout and nothing else.",
 )
 
 card_option = click.option(
     "--card",
     "card_target",
     metavar="README",
-    help="Put the result into this model card as well: a README.md, or a model's folder.",
+    help="Also put the result into this model card: a README.md, or a model's folder.",
 )
 
 model_argument = click.argument("model", required=False)
@@ -140,7 +140,7 @@ _task_option = click.option(
     default="auto",
     show_default=True,
     metavar="T",
-    help="Task, e.g. causal-lm; 'auto' reads it from the model.",
+    help="Task, e.g. causal-lm; 'auto' takes it from the model.",
 )
 
 _input_column_options = _together(
@@ -150,16 +150,20 @@ _input_column_options = _together(
 )
 
 _data_options = _together(
-    click.option("--data", metavar="D", help="Data set: Hub id, folder or file.  [default: what the model card names]"),
+    click.option(
+        "--data", metavar="D", help="Data set: Hub id, folder or file.  [default: the one named by the model card]"
+    ),
     _part_options,
     _task_option,
-    click.option("--samples", type=click.IntRange(min=1), default=1024, show_default=True, help="Samples to use."),
+    click.option(
+        "--samples", type=click.IntRange(min=1), default=1024, show_default=True, help="Number of samples to use."
+    ),
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
         default=128,
         show_default=True,
-        help="Samples in one ball; the score is the mean over balls.",
+        help="Samples per ball; the score is the mean over the balls.",
     ),
     _input_column_options,
     click.option("--label-column", metavar="N", help="Column with the label."),
@@ -167,20 +171,21 @@ _data_options = _together(
         "--label-map",
         type=label_map,
         metavar="JSON",
-        help='From labels of the data to classes of the model, e.g. \'{"neg": 0, "pos": 1}\'.',
+        help='Map from labels in the data to classes of the model, e.g. \'{"neg": 0, "pos": 1}\'.',
     ),
     click.option(
         "--labels",
         type=click.Choice(LABELS),
         default="data",
         show_default=True,
-        help="Target: the labels of the data, or the model's own unperturbed output (no labels needed).",
+        help="Target: the labels in the data, or the model's own unperturbed output (no labels needed).",
     ),
     click.option(
         "--max-length",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Tokens that texts are cut to.  [default: 128 for language models, else 512 or the model's limit]",
+        help="Number of tokens that texts are truncated to.  [default: 128 for language models, otherwise 512 or the "
+        "model's limit]",
     ),
 )
 
@@ -189,57 +194,67 @@ _measure_options = _together(
         "--metric", type=click.Choice(tuple(METRICS)), default="inv", show_default=True, help="Metric of the ball."
     ),
     click.option(
-        "--geodesic", type=click.Choice(GEODESICS), help="Order of the geodesic map.  [default: what suits the metric]"
+        "--geodesic", type=click.Choice(GEODESICS), help="Order of the geodesic map.  [default: depends on the metric]"
     ),
     click.option(
         "--symmetries",
         type=click.Choice(SYMMETRIES),
         default="full",
         show_default=True,
-        help="Which symmetries are divided out.",
+        help="Symmetries to divide out.",
     ),
     click.option(
         "--rho",
         type=radius,
         multiple=True,
         metavar="R",
-        help="Radius; give it several times for a curve.  [default: measured for the metric]",
+        help="Radius; repeat the option for a curve.  [default: depends on the metric]",
     ),
     click.option(
         "--ascent",
         type=click.Choice(ASCENTS),
         default="secant",
         show_default=True,
-        help="How the maximum is searched: 'secant' stops when it has settled; 'apgd' is the reference, Auto-PGD.",
+        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD.",
     ),
     click.option(
-        "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Ascent steps in each ball, at most."
+        "--steps",
+        type=click.IntRange(min=1),
+        default=20,
+        show_default=True,
+        help="Maximum number of ascent steps in each ball, or number of draws with --average.",
     ),
     click.option(
         "--starts",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Climbs in each ball, from points far apart, for a loss that has several peaks there; the highest counts.",
+        help="Searches in each ball, from points far apart, for a loss with several peaks; the highest result counts.",
     ),
     click.option(
-        "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Picks samples and starts."
+        "--seed",
+        type=click.IntRange(0, 2**32 - 1),
+        default=0,
+        show_default=True,
+        help="Seed for choosing samples and random directions.",
     ),
     click.option("--average", is_flag=True, help="Average-case instead of worst-case sharpness."),
-    click.option("--baselines", is_flag=True, help="Also the adaptive sharpness at the same radius."),
+    click.option("--baselines", is_flag=True, help="Also compute the adaptive sharpness at the same radius."),
     click.option(
         "--params",
         type=click.Choice(PARAMS),
         default="all",
         show_default=True,
-        help="Which weights may move: all, or those of an adapter alone, on a base that stays as it is stored.",
+        help="Weights to perturb: all, or only those of an adapter, on a base that stays as it is stored.",
     ),
     click.option(
         "--per",
         type=click.Choice(PER),
-        help="Also a score of each layer, head or kind of weights, where only it may move; they do not add up.",
+        help="Also score each layer, head or kind of weights by perturbing it alone; the parts do not add up.",
     ),
-    click.option("--profile", is_flag=True, help="Also the loss on the way to the first batch's worst perturbation."),
+    click.option(
+        "--profile", is_flag=True, help="Also record the loss on the way to the first batch's worst perturbation."
+    ),
 )
 
 
@@ -265,26 +280,30 @@ _search_options = _together(
         metavar="FILE",
         expose_value=False,
         callback=_add_layouts,
-        help="JSON description of attention modules that cannot be seen through; refused where it does not hold.",
+        help="JSON description of attention modules that cannot be traced; refused if it does not hold.",
     ),
     click.option(
         "--no-cache",
         is_flag=True,
         expose_value=False,
         callback=_no_cache,
-        help="Find the symmetries anew instead of taking what was found on this architecture before.",
+        help="Find the symmetries again instead of reusing those found before on this architecture.",
     ),
 )
 
 _model_options = _together(
-    click.option("--device", default="auto", show_default=True, help="Where to compute, e.g. cpu, cuda, cuda:1, mps."),
+    click.option(
+        "--device", default="auto", show_default=True, help="Device to compute on, e.g. cpu, cuda, cuda:1, mps."
+    ),
     click.option(
         "--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Precision to compute in."
     ),
     click.option("--revision", metavar="R", help="Branch, tag or commit of the model."),
-    click.option("--token", metavar="T", help="Hub token; HF_TOKEN keeps it out of the shell's history."),
+    click.option("--token", metavar="T", help="Hub token; use HF_TOKEN to keep it out of the shell's history."),
     click.option("--trust-remote-code", is_flag=True, help="Allow code from the model's repository to run."),
-    click.option("--allow-missing", is_flag=True, help="Score even if weights of the model are missing and random."),
+    click.option(
+        "--allow-missing", is_flag=True, help="Continue even if the checkpoint lacks weights, which are then random."
+    ),
 )
 
 _work_options = _together(
@@ -292,41 +311,41 @@ _work_options = _together(
         "--micro-batch",
         type=micro_batch,
         metavar="N|auto",
-        help="Samples that go through the model at once, or as many as memory allows.  [default: the batch]",
+        help="Samples that go through the model at once; 'auto': as many as memory allows.  [default: the whole batch]",
     ),
     click.option(
-        "--gradient-checkpointing", is_flag=True, help="Compute activations twice rather than keep them in memory."
+        "--gradient-checkpointing", is_flag=True, help="Compute activations twice instead of keeping them in memory."
     ),
     click.option(
         "--compile",
         is_flag=True,
-        help="Compile the model's passes (torch.compile), which takes its time at first.",
+        help="Compile the model's passes (torch.compile); compilation takes time at the start.",
     ),
     click.option(
         "--shard",
         type=click.Choice(SHARDS),
         default="batches",
         show_default=True,
-        help="What several processes share: whole batches, or the samples of each.",
+        help="What several processes share: whole batches, or the samples of each batch.",
     ),
     click.option(
         "--on-nan",
         type=click.Choice(ON_NAN),
         default="stop",
         show_default=True,
-        help="What to do at a batch whose loss is not finite.",
+        help="What to do with a batch whose loss is not finite.",
     ),
     click.option(
         "--output",
         metavar="DIR",
-        help="Folder for the result and a journal: the same command continues a run that was killed.",
+        help="Folder for the result and a journal; the same command resumes an interrupted run.",
     ),
     click.option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         default=TIMEOUT,
         show_default=True,
-        help="Seconds without a sign of life after which another process is given up.",
+        help="Seconds without a sign of life from another process after which the run stops.",
     ),
 )
 
@@ -343,19 +362,21 @@ inspect_options = _together(
     click.option(
         "--random-init",
         is_flag=True,
-        help="Build the model from its config alone, with random weights; needs no others.",
+        help="Build the model from its config alone, with random weights; no checkpoint is needed.",
     ),
     click.option(
         "--verify/--no-verify", default=True, show_default=True, help="Prove every symmetry on the model itself."
     ),
-    click.option("--health/--no-health", default=True, show_default=True, help="Condition and rank of every head."),
+    click.option(
+        "--health/--no-health", default=True, show_default=True, help="Measure every head's condition and rank."
+    ),
     click.option(
         "--symmetries",
         "preset",
         type=click.Choice(SYMMETRIES),
         default="full",
         show_default=True,
-        help="Which symmetries are looked for.",
+        help="Symmetries to look for.",
     ),
     click.option(
         "--layout",
@@ -366,19 +387,27 @@ inspect_options = _together(
         help="JSON description of attention modules that cannot be traced; it is proved like everything else.",
     ),
     click.option(
-        "--cache/--no-cache", "cached", default=True, show_default=True, help="Keep what is found on disk, and use it."
+        "--cache/--no-cache",
+        "cached",
+        default=True,
+        show_default=True,
+        help="Keep the symmetries found on disk, and reuse them.",
     ),
     click.option(
         "--data",
         metavar="D",
-        help="Example batch, where made-up inputs do not do: a data set (Hub id, folder or file), or a .safetensors "
+        help="Example batch, if inputs cannot be made up: a data set (Hub id, folder or file), or a .safetensors "
         "file with a tensor for each argument of the model's forward.",
     ),
     _part_options,
     _input_column_options,
     _task_option,
     click.option(
-        "--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random weights and samples."
+        "--seed",
+        type=click.IntRange(0, 2**32 - 1),
+        default=0,
+        show_default=True,
+        help="Seed for random weights and samples.",
     ),
     _model_options,
 )

@@ -13,23 +13,23 @@ _COMMAND = "hf geosharp"
 
 
 @click.command("register", short_help='Make evaluate.load("geodesic_sharpness") or `hf geosharp` work.')
-@click.option("--check", is_flag=True, help="Only say whether it works: exit code 0 if it does, 1 if not.")
+@click.option("--check", is_flag=True, help="Only report whether it works: exit code 0 if it does, 1 if not.")
 @click.option("--unregister", is_flag=True, help="Remove what was written.")
 @click.option(
     "--hf-cli",
     is_flag=True,
-    help="The command `hf geosharp ...` instead (same options and exit codes as hf-geosharp).",
+    help="Set up the command `hf geosharp ...` instead (same options and exit codes as hf-geosharp).",
 )
 @quiet_option
 @debug_option
 def command(check: bool, unregister: bool, hf_cli: bool, quiet: bool) -> None:
     """Make evaluate.load("geodesic_sharpness") find this package, in any folder and without a network.
 
-    One small file goes into the cache that evaluate loads metrics from (HF_MODULES_CACHE, or modules/ under HF_HOME).
-    Importing hf_geosharp in Python writes it as well, unless HF_GEOSHARP_NO_REGISTER=1.
+    This writes one small file into the cache that evaluate loads metrics from (HF_MODULES_CACHE, or modules/ under
+    HF_HOME). Importing hf_geosharp in Python writes it as well, unless HF_GEOSHARP_NO_REGISTER=1.
     """
     if check and unregister:
-        raise click.UsageError("--check and --unregister exclude each other")
+        raise click.UsageError("--check and --unregister cannot be combined")
     notes = _hf(check, unregister) if hf_cli else _evaluate(check, unregister)
     if not quiet:
         for note in notes:

@@ -43,7 +43,7 @@ def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
         parts += [_heading(f"Where the {_perturbation(result)} perturbation lives"), _shares(result)]
     if result.per:
         parts += [
-            _heading(f"Where only one {result.per[0].by} may move (these do not add up)"),
+            _heading(f"When only one {result.per[0].by} is perturbed (the values do not add up)"),
             _parts(result, plus_minus),
         ]
     if result.warnings:
@@ -78,7 +78,7 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "rho", Text(f"{result.rho:g}")
     yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {_search(result)}")
     if result.params != "all":
-        yield "may move", Text(f"the adapter alone ({result.params})")
+        yield "perturbed", Text(f"the adapter alone ({result.params})")
     yield "symmetries", _symmetries(result)
     yield "reproducible", _reproducible(result)
     for name, value in result.baselines.items():

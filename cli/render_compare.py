@@ -41,10 +41,10 @@ def _print(what: RenderableType) -> None:
 def table(comparison: Comparison) -> RenderableType:
     """A comparison as something rich can print."""
     parts: list[RenderableType] = [*_forced(comparison.forced), _ranking(comparison)]
-    parts += [_heading(f"Each against the next, by {comparison.rank_by}"), _neighbours(comparison)]
+    parts += [_heading(f"Each compared with the next, by {comparison.rank_by}"), _neighbours(comparison)]
     parts.append(Text(_told_apart(comparison), "dim"))
     if any(held.step is not None for held in comparison.ranking):
-        parts += [_heading("Over the training"), _steps(comparison)]
+        parts += [_heading("Over training"), _steps(comparison)]
     parts += [Text(), Text(_settings(comparison.settings), "dim")]
     if comparison.skipped:
         parts += [_heading(f"Skipped ({len(comparison.skipped)})", "bold yellow")]
@@ -109,10 +109,10 @@ def _neighbours(comparison: Comparison) -> Table:
 def _told_apart(comparison: Comparison) -> str:
     batches = {step.batches for step in comparison.next}
     if all(step.apart is None for step in comparison.next):
-        return f"{comparison.rank_by}: no interval, so which can be told apart is not known"
+        return f"{comparison.rank_by}: no interval, so it is unknown which can be told apart"
     unsure = [step for step in comparison.next if step.apart is not True]
     what = f"{len(unsure)} of {len(comparison.next)} neighbours cannot be told apart. " if unsure else ""
-    return f"{what}Differences are paired over {_range(sorted(batches))} batches; ranks in brackets are possible, too."
+    return f"{what}Differences are paired over {_range(sorted(batches))} batches; ranks in brackets are also possible."
 
 
 def _steps(comparison: Comparison) -> Table:
@@ -152,7 +152,7 @@ def _settings(settings: Any) -> str:
 def _forced(differences: Sequence[str]) -> list[RenderableType]:
     if not differences:
         return []
-    head = Text("FORCED: these were not taken alike, so the numbers may be about different things", "bold red")
+    head = Text("FORCED: these results are not comparable: they were computed with different settings", "bold red")
     return [head, _list(differences), Text()]
 
 

@@ -197,10 +197,10 @@ def _totals(result: Inspection) -> Table:
 
 def _evidence(result: Inspection) -> str:
     if result.deviation is None or result.control is None:
-        return f"none was verified; found on {result.inputs}"
+        return f"none: not verified; found on {result.inputs}"
     return (
-        f"outputs move by {result.deviation:.1e} along the orbit, by {result.control:.2g} when it is broken on purpose "
-        f"({result.inputs})"
+        f"outputs change by {result.deviation:.1e} along the orbit, by {result.control:.2g} when the symmetry is "
+        f"broken on purpose ({result.inputs})"
     )
 
 

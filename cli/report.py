@@ -36,13 +36,13 @@ def command(
     plots: Path | None,
     quiet: bool,
 ) -> None:
-    """Write results as one page that needs no network, for a screen, a phone or paper (takes matplotlib).
+    """Write results as one page that needs no network, for a screen, a phone or paper (requires matplotlib).
 
     RESULT.json is a file that 'hf-geosharp score --json' wrote; DIR is a folder that 'score' or 'compare' wrote with
-    --output, or one with such files. Several results are ranked on the same page if they were taken alike.
+    --output, or one with such files. Several results are ranked on the same page if they are comparable.
     """
     if output is None and plots is None:
-        raise click.UsageError("say where it goes: -o report.html (or -o - to print the page), or --plots DIR")
+        raise click.UsageError("say where to write: -o report.html (or -o - to print the page), or --plots DIR")
     page = files.Target("-o", None if output is None else Path(output))
     page.check()
     libraries.hush(debug=is_debug(ctx), bars=False)
@@ -52,7 +52,7 @@ def command(
     figures.require()
     items, left_out = gather(results)
     for file in left_out:
-        say(f"warning: left out {file}: it is JSON, and no result of a score")
+        say(f"warning: left out {file}: it is JSON, but not the result of a score")
     wrote: list[str] = []
     if output is not None:
         page.write(_render(items))

@@ -46,9 +46,9 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Score the sharpness of MODEL on real data.
+    """Compute the sharpness of MODEL on real data.
 
-    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); without it, demo:digits-vit.
+    MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); the default is demo:digits-vit.
     """
     target = output.JsonTarget(json_target)
     target.check()

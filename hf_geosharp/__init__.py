@@ -1,7 +1,7 @@
-"""Geodesic sharpness of transformers: how sharp the loss is around a model, whatever weights it is written in.
+"""Geodesic sharpness of transformers: how sharp the loss is around a model, invariant to the model's symmetries.
 
-Names are imported when they are first used, so that ``import hf_geosharp`` stays cheap. It makes
-``evaluate.load("geodesic_sharpness")`` work from then on (see :mod:`hf_geosharp.registration`).
+Names are imported when they are first used, so that ``import hf_geosharp`` stays cheap. The import also makes
+``evaluate.load("geodesic_sharpness")`` work (see :mod:`hf_geosharp.registration`).
 """
 
 from __future__ import annotations

@@ -163,5 +163,5 @@ def _losses(axes: Axes, run: Run, colour: str, several: bool) -> None:
 def _mark_forced(figure: Figure, forced: Sequence[str]) -> None:
     if forced:
         more = f" (and {len(forced) - 1} more)" if len(forced) > 1 else ""
-        text = f"FORCED: taken with different settings or data. {cut(forced[0], 70)}{more}"
+        text = f"FORCED: computed with different settings or data. {cut(forced[0], 70)}{more}"
         figure.supxlabel(text, fontsize=7, color=WARNING, parse_math=False)

@@ -72,8 +72,8 @@ def find_result_files(place: str | os.PathLike[str]) -> list[Path]:
     found = [own] if own.is_file() else sorted(path.glob(f"*/{RESULT}"))
     if not found:
         raise DataError(
-            f"{path} holds no result: neither {RESULT} nor */{RESULT}, as 'hf-geosharp score' and 'compare' write "
-            "them with --output"
+            f"{path} holds no result: neither {RESULT} nor */{RESULT}, which 'hf-geosharp score' and 'compare' "
+            "write with --output"
         )
     return found
 
@@ -190,8 +190,8 @@ def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str
     if found and not force:
         listed = "".join(f"\n  {text}" for text in found)
         raise UsageError(
-            f"these results do not compare, for they were not taken alike:{listed}\nTake them with the same settings "
-            "on the same data, or pass --force, which marks every output"
+            f"these results are not comparable: they were computed with different settings or data:{listed}\nCompute "
+            "them with the same settings on the same data, or pass force (--force), which marks every output"
         )
     return found
 
@@ -212,9 +212,9 @@ def notes_on(items: Sequence[Named]) -> list[str]:
     lengths = {item.result.data.get("max_length") for item in items}
     if len(lengths) > 1:
         listed = ", ".join(f"{item.name} {item.result.data.get('max_length')}" for item in items[:_SHOWN])
-        notes.append(f"texts are cut at different lengths by the models' own tokenizers (max_length): {listed}")
+        notes.append(f"the models' own tokenizers truncate texts at different lengths (max_length): {listed}")
     if any(not item.result.data.get("id") and not item.result.data.get("fingerprint") for item in items):
-        notes.append("some results are of batches in memory: that they are the same ones cannot be checked")
+        notes.append("some results are of batches in memory: whether these are the same cannot be checked")
     notes += [
         f"{', '.join(group)} are equal in every batch: the same model, or copies of it" for group in _equal(items)
     ]
@@ -223,7 +223,9 @@ def notes_on(items: Sequence[Named]) -> list[str]:
         notes.append(f"not reproducible, by their own check: {_some(unsure)}")
     open_ended = [item.name for item in items if not all(batch.converged for batch in item.result.per_batch)]
     if open_ended:
-        notes.append(f"the search had not settled in every batch: {_some(open_ended)}; more --steps may raise them")
+        notes.append(
+            f"the search did not converge in every batch: {_some(open_ended)}; more steps (--steps) may raise them"
+        )
     return notes
 
 
@@ -250,9 +252,9 @@ def _check_finite(item: Named) -> None:
     numbers = [result.geodesic_sharpness, result.base_loss, result.rho, *result.baselines.values()]
     numbers += [number for batch in result.per_batch for number in (batch.value, batch.base_loss)]
     if not all(math.isfinite(number) for number in numbers):
-        raise DataError(f"{item.name} holds a number that is NaN or infinite; take its score again or leave it out")
+        raise DataError(f"{item.name} holds a number that is NaN or infinite; compute its score again or leave it out")
     if not result.per_batch:
-        raise DataError(f"{item.name} has no batches; take its score again or leave it out")
+        raise DataError(f"{item.name} has no batches; compute its score again or leave it out")
 
 
 def _most_common(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -290,5 +292,5 @@ def figure(item: Named, name: str) -> Figure:
     if name in result.baselines:
         return Figure(result.baselines[name])
     known = ", ".join((SHARPNESS, BASE_LOSS, *result.baselines))
-    more = "" if result.baselines else "; --baselines takes more along"
+    more = "" if result.baselines else "; score with baselines (--baselines) to have more"
     raise UsageError(f"the result of {item.name} has no {name!r}; it has {known}{more}")

@@ -371,9 +371,7 @@ def _check_figure(rank_by: str, members: Sequence[Member], options: Mapping[str,
     """A figure that the scores will not have is told before they are taken."""
     known = (SHARPNESS, BASE_LOSS, *options.get("baselines", ()))
     if members and rank_by not in known:
-        raise UsageError(
-            f"rank_by is {rank_by!r}; the scores will have {', '.join(known)}, and baselines that are asked for"
-        )
+        raise UsageError(f"rank_by is {rank_by!r}; it is one of {', '.join(known)}, or a requested baseline")
 
 
 def _overall(

@@ -164,10 +164,12 @@ def correlate(
     x, y = np.array([f.value for f in figures]), np.array(values, dtype=float)
     for name, side in ((by, x), (target_name, y)):
         if (side == side[0]).all():
-            raise DataError(f"{name} is {side[0]:g} for all {len(results)} models: nothing goes with a constant")
+            raise DataError(
+                f"{name} is {side[0]:g} for all {len(results)} models: the correlation with a constant is undefined"
+            )
     notes = list(notes_on(results))
     if unknown:
-        notes.append(f"left out of {target_name}, for no result is of them ({len(unknown)}): {_some(unknown)}")
+        notes.append(f"left out of {target_name}, because no result belongs to them ({len(unknown)}): {_some(unknown)}")
     return Correlation(
         by=by,
         target=target_name,
@@ -348,13 +350,13 @@ def read_target(
     name = os.fspath(source)
     if not name.startswith(MODEL_INDEX):
         if Path(name).suffix.lower() not in (".csv", ".tsv"):
-            raise UsageError(f"--target {name}: it is a .csv or .tsv file, or {MODEL_INDEX}METRIC")
+            raise UsageError(f"the target is {name}; it must be a .csv or .tsv file, or {MODEL_INDEX}METRIC")
         return _read_table(Path(name), column)
     if column is not None:
-        raise UsageError("--target-column is of a file, and the target is of model cards")
+        raise UsageError("a target column (--target-column) is for a file, but the target comes from model cards")
     metric, _, dataset = name.removeprefix(MODEL_INDEX).partition("@")
     if not metric:
-        raise UsageError(f"--target {name}: name a metric, as in {MODEL_INDEX}accuracy")
+        raise UsageError(f"the target is {name}; name a metric, as in {MODEL_INDEX}accuracy")
     values: dict[str, float] = {}
     missing = []
     for item in results:
@@ -374,7 +376,7 @@ def _read_table(path: Path, column: str | None) -> tuple[dict[str, float], str]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        raise DataError(f"{path} is no table: it is not UTF-8") from None
+        raise DataError(f"{path} is not a table: it is not UTF-8") from None
     reader = csv.DictReader(io.StringIO(text), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     there = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = there
@@ -392,7 +394,7 @@ def _read_table(path: Path, column: str | None) -> tuple[dict[str, float], str]:
         try:
             values[model] = float(held)
         except ValueError:
-            raise DataError(f"{where}: {chosen} of {model} is {held!r}, which is no number") from None
+            raise DataError(f"{where}: {chosen} of {model} is {held!r}, which is not a number") from None
     if not values:
         raise DataError(f"{path} has no rows")
     return values, chosen if chosen != _VALUE_COLUMN else path.stem
@@ -410,7 +412,7 @@ def _column(path: Path, there: Sequence[str], column: str | None) -> str:
     if _VALUE_COLUMN in others:
         return _VALUE_COLUMN
     if len(others) != 1:
-        raise DataError(f"{path}: which column is the target? Name it with --target-column; {listed}")
+        raise DataError(f"{path}: which column is the target? Pass column (--target-column); {listed}")
     return others[0]
 
 
@@ -434,7 +436,7 @@ def _of_card(item: Named, metric: str, dataset: str, token: str | None) -> float
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise DataError(f"the model card of {item.name}: {metric} is {value!r}, which is no number") from None
+        raise DataError(f"the model card of {item.name}: {metric} is {value!r}, which is not a number") from None
 
 
 def _card_results(item: Named, token: str | None) -> Sequence[Any]:
@@ -445,7 +447,7 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
 
     identity = str(item.result.model.get("id") or "")
     if not identity:
-        raise DataError(f"{item.name} does not say which model it is of, so it has no card to read")
+        raise DataError(f"{item.name} does not say which model it belongs to, so it has no card to read")
     revision = item.result.model.get("revision")
     place = str(demos.path(demos.base_name(identity)[0])) if identity.startswith(demos.PREFIX) else identity
     path = fetch(find_source(place, revision, token), "README.md")

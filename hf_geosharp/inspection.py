@@ -53,14 +53,14 @@ class Inspection:
     Attributes:
         model: identity.
         preset: which symmetries were looked for.
-        inputs: what the model was run on.
-        deviation, control: of all sites together; None where they were not verified.
-        sites: every symmetry that was found, those that failed included.
-        totals: of what holds.
-        unrecognised: modules that look like attention and were not understood; their parameters are elementwise.
+        inputs: the inputs that the model was run on.
+        deviation, control: for all sites together; None if they were not verified.
+        sites: every symmetry that was found, including those that failed.
+        totals: counts over the symmetries that hold.
+        unrecognised: modules that look like attention but were not recognised; their parameters are elementwise.
         dropped: claims that were not made or did not hold, with the reason.
-        health: of every head; empty where it was left out.
-        warnings: what there is to know.
+        health: a record for every head; empty if it was left out.
+        warnings: caveats.
     """
 
     model: dict[str, Any]
@@ -78,7 +78,7 @@ class Inspection:
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; keys in a fixed order. What is infinite is None."""
+        """Plain dicts, lists, numbers and strings; keys in a fixed order. Infinite numbers become None."""
         data = {"schema": self.schema} | {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
         plain: dict[str, Any] = _plain(data)
         return plain
@@ -129,21 +129,21 @@ def inspect(
     cached: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """The symmetries of a model, proved on its own weights, with the health of its heads.
+    """Finds the symmetries of a model, proves them on its own weights, and measures the health of its heads.
 
     Args:
-        model: a transformers model or any module that takes a batch as keyword arguments; comes back bit-identical.
-        inputs: an example batch or several, dicts of tensors; made up from the model's config if None.
+        model: a transformers model or any module that takes a batch as keyword arguments; restored bit for bit.
+        inputs: one or more example batches (dicts of tensors); made up from the model's config if None.
         preset: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
-        verify: False leaves out the proof.
-        health: False leaves out the health of the heads.
+        verify: False skips the proof.
+        health: False skips the health of the heads.
         layouts: descriptions of modules that cannot be traced, as for ``find_symmetries``.
-        cached: look in, and add to, what is kept on disk: finds by architecture, whole inspections by the weights
-            (of models all of whose code is a library's).
-        progress: told of every stage: "find", "verify", "health".
+        cached: use what was found before and kept on disk, and add to it: symmetries by architecture, whole inspections
+            by the weights (for models whose code comes entirely from libraries).
+        progress: called with the name of every stage: "find", "verify", "health".
 
     Raises:
-        UsageError: no such preset, or the model cannot be run on the batch; what is missing is named.
+        UsageError: the preset is unknown, or the model cannot be run on the batch; the message names what is missing.
         ModelError, UnsupportedModelError: NaN in a parameter; quantised, offloaded or on the meta device.
     """
     model = unwrap(model)
@@ -182,22 +182,22 @@ def inspect_pretrained(
     allow_missing: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Inspection:
-    """The symmetries of a stored model: a Hub id, a folder, or a shipped ``demo:NAME`` (or ``demo:NAME-twin``).
+    """Inspects the symmetries of a stored model: a Hub id, a folder, or ``demo:NAME`` (or ``demo:NAME-twin``).
 
     Args:
-        model_id: where it is.
-        random_init: builds it from its config alone, with random weights from ``seed``. The health of such weights
+        model_id: the model.
+        random_init: build it from its config alone, with random weights from ``seed``. The health of such weights
             means nothing and is left out.
         data: for a model that does not run on made-up inputs: a data set (a few of its rows are used), or a
             ``.safetensors`` file with a tensor for each argument of the model's forward.
-        data_config, split, columns: which part of the data set.
-        task: a task's name, if the class that the config names is not the one wanted.
-        preset, verify, health, layouts, cached, progress: as for :func:`inspect`; ``progress`` is told of "load" too.
+        data_config, split, columns: the part of the data set to use.
+        task: the name of a task, if the model class named by the config is not the right one.
+        preset, verify, health, layouts, cached, progress: as for :func:`inspect`; ``progress`` also gets "load".
         device, dtype, revision, token, trust_remote_code, allow_missing: as for
             :func:`hf_geosharp.tasks.networks.load_network`.
 
     Raises:
-        GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
+        GeosharpError: says what is wrong, where, and what to do; its exit code is that of the command line.
     """
     wanted = _Wanted(preset, verify, health and not random_init, tuple(layouts), cached, progress)
     place = model_id = os.fspath(model_id)

@@ -70,7 +70,7 @@ def find_members(places: Sequence[str], revision: str | None = None) -> Members:
         checkpoints = find_checkpoints(place)
         if checkpoints and _is_model(Path(place).expanduser()) and len(places) > 1:
             notes.append(
-                f"{place} is a model and holds {len(checkpoints)} checkpoints: the model was taken; give the folder "
+                f"{place} is a model and holds {len(checkpoints)} checkpoints: the model is used; give the folder "
                 "alone to compare its checkpoints"
             )
         elif checkpoints:
@@ -157,7 +157,9 @@ def one_task(tasks: Mapping[str, Sequence[str]]) -> None:
     """
     if len(tasks) > 1:
         listed = "; ".join(f"{task}: {', '.join(names)}" for task, names in tasks.items())
-        raise UsageError(f"models of different tasks do not compare, for their losses are different things. {listed}")
+        raise UsageError(
+            f"models of different tasks are not comparable, because their losses differ in meaning. {listed}"
+        )
 
 
 def _task(member: Member, token: str | None) -> str | None:
@@ -174,7 +176,7 @@ def _task(member: Member, token: str | None) -> str | None:
         # The task of an adapter is that of its base, which loading finds.
         if fetch(source, "adapter_config.json") is not None:
             return None
-        raise ModelError(f"{member.source} has no config.json, so it is no model")
+        raise ModelError(f"{member.source} has no config.json, so it is not a model")
     try:
         config = json.loads(path.read_bytes())
         architectures = config.get("architectures") or []

@@ -1,8 +1,8 @@
-"""The metric ``geodesic_sharpness`` of evaluate: the calls of `hf_geosharp.scoring`, in the way evaluate is called.
+"""The metric ``geodesic_sharpness`` of evaluate: the functions of `hf_geosharp.scoring` behind evaluate's interface.
 
 A sharpness belongs to a model and its data, not to predictions. So there are two ways to call it: with ``predictions``
-that are the model's inputs, as evaluate's perplexity has them, and with ``data``. Only the first uses what evaluate has
-for gathering, its Arrow files and processes.
+that are the model's inputs, as in evaluate's perplexity, and with ``data``. Only the first uses evaluate's own means of
+gathering inputs, its Arrow files and processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Geodesic sharpness (arXiv 2505.05409): how much the loss of a transformer can rise when its weights move by a given
-length, where length is measured so that moves which do not change the function cost nothing.
+length, where length is measured so that moves along the symmetries found on the model cost nothing.
 """
 
 _CITATION = """\
@@ -43,23 +43,22 @@ _CITATION = """\
 
 _USAGE = """
 Args:
-    model_id: a model of the Hub, a folder, or a shipped demo:NAME; it is loaded once.
-    model: instead, a model that is loaded already; it comes back bit-identical.
+    model_id: a model on the Hub, a folder, or a shipped demo:NAME; it is loaded once.
+    model: instead, a loaded model; it is restored bit for bit.
     predictions (or inputs): the inputs of the model, texts or images.
     references: their labels (target texts for seq2seq models; none for causal and masked language models).
-    data: instead of predictions, a data set: for model_id its id, file or folder too, else a datasets.Dataset, a
-        DataLoader or batches.
-    details: True adds the whole result.
-    **options: those of hf_geosharp.score_pretrained with model_id, of hf_geosharp.score with model: metric, rho,
+    data: instead of predictions, a data set: a datasets.Dataset, a DataLoader or batches; with model_id also the id,
+        file or folder of a data set.
+    details: True adds the full result.
+    **options: those of hf_geosharp.score_pretrained (with model_id) or of hf_geosharp.score (with model): metric, rho,
         steps, samples, batch_size, seed, processor, ...
 
-Whatever is given to evaluate.load instead holds for every call. Where both the model and data are given there,
-predictions and references are not looked at, so that the metric can be one among others in evaluate.combine and in an
-evaluator.
+Options given to evaluate.load apply to every call. If both the model and data are given there, predictions and
+references are ignored, so that the metric can be used with others in evaluate.combine and in an evaluator.
 
 Returns:
-    geodesic_sharpness: the score, in units of the loss, nats as a rule; stderr: its standard error, None for a single
-    batch. With num_process, on processes other than the first: None.
+    geodesic_sharpness: the score, in units of the loss (nats for cross-entropy); stderr: its standard error, None for a
+    single batch. With num_process, None on all processes but the first.
 
 Examples:
     >>> metric = evaluate.load("geodesic_sharpness")
@@ -81,10 +80,10 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
     """Geodesic sharpness as a metric of evaluate; see ``inputs_description`` for what it takes.
 
     Args:
-        config_name: the task of models that are loaded by name, where their config does not tell it.
-        options: what evaluate takes for every metric (``num_process``, ``cache_dir``, ...), and whatever `compute`
-            takes, to hold for every call. The revision of a model is ``model_revision`` here, since ``evaluate.load``
-            takes ``revision`` for that of the metric.
+        config_name: the task of models that are loaded by name, if their config does not determine it.
+        options: what evaluate accepts for every metric (``num_process``, ``cache_dir``, ...), and the options of
+            `compute`, to apply to every call. The revision of a model is ``model_revision`` here, because
+            ``evaluate.load`` uses ``revision`` for that of the metric.
 
     Raises:
         UsageError: an option is unknown, or does not fit the others.
@@ -128,7 +127,7 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
             # Only the first process scores, so it must not wait for others that a launcher started.
             call.setdefault("world", _alone())
         if inputs is not None and (predictions is not None or "data" in call):
-            raise UsageError("inputs are another name of predictions, in place of data: give one of the three.")
+            raise UsageError("inputs is another name for predictions, and data replaces both: give one of the three.")
         predictions = predictions if inputs is None else inputs
         has_inputs = predictions is not None or references is not None or self.writer is not None
         if "data" in given and has_inputs:
@@ -237,7 +236,7 @@ class _Samples:
                 "references are missing: pass the labels of the inputs, or labels='model' for a score without labels."
             )
         if task is not None and labelled and not (task.is_classification or task.second == "label"):
-            raise UsageError(f"The labels of a {task.name} are its own inputs: leave out references.")
+            raise UsageError(f"The labels of a {task.name} model are its own inputs: leave out references.")
         column = "image" if not isinstance(self.inputs[0], str) or (task and task.modality == "image") else "text"
         target = "target" if task is not None and task.second == "label" else "label"
         return datasets.Dataset.from_dict({column: self.inputs} | ({target: self.labels} if labelled else {}))
@@ -257,14 +256,14 @@ def _image(value: Any, row: int) -> Any:
         return value.copy()
     if isinstance(value, (list, tuple)) or not hasattr(value, "__array__") or np.asarray(value).ndim == 0:
         raise DataError(
-            f"predictions[{row}] is {_kind(value)}. They are the inputs of the model here, all texts or all images, "
-            'not what it predicts. For evaluate.combine or an evaluator give model and data to evaluate.load("geodesic_'
+            f"predictions[{row}] is {_kind(value)}. Here they are the inputs of the model, all texts or all images, "
+            'not its predictions. With evaluate.combine or an evaluator pass model and data to evaluate.load("geodesic_'
             'sharpness", model=..., data=...).'
         )
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or array.ndim not in (2, 3) or array.min() < 0 or array.max() > 255:
         raise DataError(
-            f"predictions[{row}] is no image: arrays must be (height, width) or (height, width, channels) of whole "
+            f"predictions[{row}] is not an image: arrays must be (height, width) or (height, width, channels) of whole "
             "numbers 0 to 255."
         )
     array = array.astype(np.uint8)
@@ -276,7 +275,7 @@ def _labels(labels: Any, count: int) -> list[Any]:
         return [None] * count
     found = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if len(found) != count:
-        raise DataError(f"There are {count} predictions and {len(found)} references: one for each is needed.")
+        raise DataError(f"There are {count} predictions and {len(found)} references: there must be one for each.")
     texts = any(isinstance(label, str) for label in found)
     for row, label in enumerate(found):
         fits = isinstance(label, str) if texts else isinstance(label, (int, float, np.number))

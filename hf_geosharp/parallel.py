@@ -79,8 +79,8 @@ class World:
             return cls(timeout=timeout)
         if launched is not None and launched > 1 and re.fullmatch(r"(?!cpu)\w+:\d+", device):
             raise UsageError(
-                f"device is {device!r} for each of {launched} processes: they would share it. "
-                f"Pass {device.split(':')[0]!r}, and each takes its own."
+                f"device is {device!r} for each of {launched} processes, so they would share it. "
+                f"Pass {device.split(':')[0]!r}, and each uses its own."
             )
         if not is_initialised():
             if launched == 1:
@@ -100,8 +100,8 @@ class World:
         if launched is not None and launched != found:
             raise WorldError(
                 f"the launcher started {launched} processes, but this one sees {found}: each would do and write "
-                "everything. Something initialised the processes before, and otherwise: on machines without a GPU "
-                "Accelerate needs Accelerator(cpu=True) or ACCELERATE_USE_CPU=true; or WORLD_SIZE is left over from "
+                "everything. Either something else initialised the processes differently (on machines without a GPU "
+                "Accelerate needs Accelerator(cpu=True) or ACCELERATE_USE_CPU=true), or WORLD_SIZE is left over from "
                 "something else (then unset it)"
             )
         if found == 1:

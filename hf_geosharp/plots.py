@@ -197,7 +197,7 @@ def _parts(axes: Axes, parts: Sequence[PartScore], whole: SharpnessResult) -> No
         if interval is not None:
             axes.plot(interval, [row] * 2, color=COLOUR, alpha=PALE, linewidth=4)
     axes.scatter([part.value for part in parts], range(len(parts)), s=20, color=COLOUR, zorder=3)
-    axes.axvline(whole.geodesic_sharpness, color=SECOND, linewidth=1, linestyle="--", label="everything may move")
+    axes.axvline(whole.geodesic_sharpness, color=SECOND, linewidth=1, linestyle="--", label="all weights perturbed")
     axes.set_yticks(range(len(parts)), [cut(name, 28) for name in part_names(parts)], parse_math=False)
     axes.set_ylim(len(parts) - 0.4, -0.6)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))

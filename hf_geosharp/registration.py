@@ -122,10 +122,10 @@ def registered() -> Path:
         )
     text = _text(newest)
     if not text:
-        raise GeosharpError(f"evaluate stumbles over {newest.parent}, which is not whole. Remove that folder.")
+        raise GeosharpError(f"evaluate fails on {newest.parent}, which is incomplete. Remove that folder.")
     if not text.startswith(_MARK):
         raise GeosharpError(
-            f'evaluate.load("{METRIC}") takes another module of that name: {newest}. Run: {COMMAND} register'
+            f'evaluate.load("{METRIC}") uses another module of that name: {newest}. Run: {COMMAND} register'
         )
     return newest
 

@@ -1,4 +1,4 @@
-"""The calls that all faces share: score a model on data, and load and score a named model."""
+"""The functions that all interfaces share: score a model on data, and load and score a named model."""
 
 from __future__ import annotations
 
@@ -74,62 +74,63 @@ def score(
     world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
-    """Geodesic sharpness of a model on data (arXiv 2505.05409), in units of its loss, nats as a rule.
+    """Computes the geodesic sharpness of a model on data (arXiv 2505.05409), in units of its loss (usually nats).
 
     Args:
-        model: a transformers model (or any module that takes a batch as keyword arguments); comes back bit-identical.
+        model: a transformers model (or any module that takes a batch as keyword arguments); restored bit for bit.
             What is around it to run it (DistributedDataParallel, DataParallel, torch.compile, the autocast of
-            ``accelerator.prepare``) and hooks on gradients are left out. One that fully_shard (FSDP2) has sharded is
+            ``accelerator.prepare``) and hooks on gradients are left out. A model sharded by fully_shard (FSDP2) is
             scored by all its processes together.
         data: a Dataset, a DataLoader, or an iterable of batches (dicts of tensors, one ball each).
-        metric: "inv" (relative change of each factor), "mix" (absolute change of the products), or without
-            symmetries "adaptive" or "euclidean".
+        metric: "inv" (relative change of each factor), "mix" (absolute change of the products), or, without
+            symmetries, "adaptive" or "euclidean".
         geodesic: "first", "second" (the default for inv and mix) or "exact".
         symmetries: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
-        rho: radius of the ball, or several (the first is the one reported); by default the metric's.
-        ascent: how the maximum is searched: "secant", which stops when it has settled, or "apgd", the reference
-            (Auto-PGD), which takes all its steps.
-        steps: ascent steps at most, each one forward and at most one backward pass; draws for ``average``.
-        starts: climbs in each ball, from points far apart; the highest counts. More cost as many times as much, and
-            find more where the loss has several peaks in the ball.
-        samples, batch_size, seed: which samples; every batch has a ball of its own and the score is their mean.
+        rho: radius of the ball, or several radii (the first gives the score); the default depends on the metric.
+        ascent: search for the maximum: "secant", which stops when it has converged, or "apgd", the reference
+            (Auto-PGD), which takes all steps.
+        steps: maximum number of ascent steps, each one forward and at most one backward pass; or, with ``average``,
+            number of draws.
+        starts: searches in each ball, from points far apart; the highest result counts. The cost grows with their
+            number; they find more where the loss has several peaks in the ball.
+        samples, batch_size, seed: choose the samples; each batch has its own ball, and the score is the mean over them.
         average: mean over Gaussian horizontal perturbations instead of the worst case.
-        baselines: other metrics at the same radius, of "adaptive" and "euclidean".
-        loss: (outputs, batch) -> losses of the samples or their mean; the model's own loss if None.
-        labels: "data", or "model": divergence from the model's own unperturbed output.
+        baselines: other metrics at the same radius: "adaptive" and "euclidean".
+        loss: (outputs, batch) -> losses of the samples, or their mean; the model's own loss if None.
+        labels: "data", or "model" for the divergence from the model's own unperturbed output.
         processor: tokenizer or image processor for a Dataset that is not encoded yet.
-        max_length: tokens that its texts are cut to, if the model takes as many; by default 128 for language models,
-            else 512.
-        dtype: "float32" or "float64"; by default what the model has, at least float32.
-        micro_batch: samples that go through the model at once; does not change the score. "auto": as many as memory
+        max_length: number of tokens that its texts are truncated to, if the model accepts as many; by default 128 for
+            language models, otherwise 512.
+        dtype: "float32" or "float64"; by default the model's own, but at least float32.
+        micro_batch: samples that go through the model at once, without changing the score. "auto": as many as memory
             allows, found by halving.
-        gradient_checkpointing: saves memory by computing activations twice; does not change the score.
-        compile: runs the model through :func:`torch.compile`, which takes its time at the start. The score differs by
-            rounding.
+        gradient_checkpointing: saves memory by computing activations twice, without changing the score.
+        compile: runs the model through :func:`torch.compile`; compilation takes time at the start, and the score
+            differs by rounding.
         damping: relative relaxation of near-singular directions, in the canonical gauge.
-        reproducibility, verify: False leaves out the re-run, or the proof of the symmetries.
-        params: which parameters may move: "all", or "lora" for those of the active PEFT adapters; the weights that they
-            sit on then stay as they are stored, which may be in half precision or quantised.
-        per: "layer", "head" or "kind": also a score of each of these by itself, where only it may move, at the first
-            radius. They do not add up to the score.
-        profile: also how the loss of the first batch rises on the way to its worst perturbation.
-        shard: how the ranks of a launched world share the work: "batches" (each takes whole ones) or "samples" (each
-            takes a part of every batch).
-        on_nan: "stop" at a batch whose loss is not finite, or "skip" it, which the result says.
-        output: a folder that gets a journal, by which a killed run continues, and the result.
-        timeout: seconds without a sign of life after which another rank is given up.
+        reproducibility, verify: False skips the re-run, or the proof of the symmetries.
+        params: parameters to perturb: "all", or "lora" for those of the active PEFT adapters; the base weights then
+            stay as they are stored, which may be in half precision or quantised.
+        per: "layer", "head" or "kind": also scores each of these parts, with only that part perturbed, at the first
+            radius. The parts do not add up to the score.
+        profile: also records how the loss of the first batch rises on the way to its worst perturbation.
+        shard: how the processes started by a launcher share the work: "batches" (each takes whole batches) or "samples"
+            (each takes a part of every batch).
+        on_nan: "stop" at a batch whose loss is not finite, or "skip" it, which the result records.
+        output: a folder for a journal, from which an interrupted run resumes, and the result.
+        timeout: seconds without a sign of life from another process after which the run stops.
         world: the processes that share the work; by default those that a launcher (accelerate launch, torchrun, srun)
             started, all of which have to make this call. ``World()`` is this process alone.
-        progress: told after every step.
+        progress: called after every step.
 
     Raises:
-        UsageError, DataError, ModelError, UnsupportedModelError, WorldError: what is wrong, where, and what to do.
+        UsageError, DataError, ModelError, UnsupportedModelError, WorldError: says what is wrong, where, and what to do.
     """
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"the model is {model!r:.60}, and no module: score_pretrained takes the name or the folder of one"
+            f"the model is {model!r:.60}, not a module; to score a model by its name or folder call score_pretrained"
         )
     if loss is not None and not callable(loss):
         raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
@@ -151,7 +152,7 @@ def score(
         if labels not in ("data", "model"):
             raise UsageError(f"labels is {labels!r}; it is data or model")
         if labels == "model" and loss is not None:
-            raise UsageError("give a loss or labels='model', not both: the latter is a loss of its own")
+            raise UsageError("give a loss or labels='model', not both: labels='model' uses its own loss")
         task = task_of_model(model)
         wide = getattr(torch, dtype) if dtype else None
         batches, data_identity = batches_from(
@@ -226,17 +227,17 @@ def score_pretrained(
     world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
-    """Geodesic sharpness of a stored model: a Hub id, a folder, or a shipped ``demo:NAME`` (or ``demo:NAME-twin``).
+    """Computes the geodesic sharpness of a stored model: a Hub id, a folder, or ``demo:NAME`` (or ``demo:NAME-twin``).
 
-    To score a model several times pass what :func:`load_pretrained` gives; it takes the options of loading then (task,
-    device, dtype, revision, trust_remote_code and allow_missing).
+    To score a model several times, pass the result of :func:`load_pretrained`, which then takes the loading options
+    (task, device, dtype, revision, trust_remote_code and allow_missing).
 
-    ``data`` is a data set's id, file or folder, or what :func:`score` takes; without it what the model's card names,
-    the demo's own data, or for language models a shipped text. Everything else is as for :func:`score` and
-    :func:`hf_geosharp.tasks.prepare.prepare`.
+    ``data`` is the id, file or folder of a data set, or any data that :func:`score` accepts; the default is the data
+    set named by the model's card, a demo's own data, or for language models a shipped text. All other arguments are
+    those of :func:`score` and :func:`hf_geosharp.tasks.prepare.prepare`.
 
     Raises:
-        GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
+        GeosharpError: says what is wrong, where, and what to do; its exit code is that of the command line.
     """
     world = world or World.find(device, timeout)
     with world.together():
@@ -295,12 +296,12 @@ def load_pretrained(
     allow_missing: bool = False,
     params: str = "all",
 ) -> LoadedModel:
-    """A stored model as :func:`score_pretrained` scores it, with its processor: to score it more than once.
+    """Loads a stored model with its processor, to score it more than once with :func:`score_pretrained`.
 
-    ``params`` "lora" loads an adapter on its base, to be scored with the same.
+    ``params`` "lora" loads an adapter on its base; pass the same to :func:`score_pretrained`.
 
     Raises:
-        GeosharpError: as :func:`hf_geosharp.tasks.models.load_model`.
+        GeosharpError: as in :func:`hf_geosharp.tasks.models.load_model`.
     """
     place = model_id = os.fspath(model_id)
     twin = False
@@ -331,7 +332,7 @@ def _demo_data(loaded: LoadedModel) -> str | None:
 
 
 def make_twin(model: nn.Module, *, seed: int = TWIN_SEED, condition: float = TWIN_CONDITION) -> None:
-    """Moves a model along its orbits by a random element, in place: the same function at other weights."""
+    """Moves a model along its orbits by a random element, in place: the same function with other weights."""
     from hf_geosharp.symmetry.find import find_symmetries
 
     found = find_symmetries(model)

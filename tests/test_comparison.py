@@ -221,7 +221,7 @@ def test_what_a_terminal_or_a_page_could_take_amiss_is_no_result(tmp_path: Path,
     for place, changes in enumerate(({"model": {"id": odd}}, {"warnings": [odd]}, {"baselines": {odd: 1.0}})):
         file = tmp_path / f"{place}.json"
         file.write_text(json.dumps(result_of("m", [1.0, 2.0], **changes).to_dict()))
-        with pytest.raises(DataError, match=r"holds a character that no text has: '"):
+        with pytest.raises(DataError, match=r"holds a character that is not allowed in texts: '"):
             read_results([file])
 
 

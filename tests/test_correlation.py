@@ -170,9 +170,9 @@ def test_tables(tmp_path: Path) -> None:
     ("text", "column", "said"),
     [
         ("name,value\na,1\n", None, "no column 'model'; its columns are name, value"),
-        ("model,x,y\na,1,2\n", None, "--target-column; its columns are model, x, y"),
+        ("model,x,y\na,1,2\n", None, "Pass column (--target-column); its columns are model, x, y"),
         ("model,x\na,1\n", "z", "no column 'z'"),
-        ("model,x\na,\n", None, "line 2: x of a is '', which is no number"),
+        ("model,x\na,\n", None, "line 2: x of a is '', which is not a number"),
         ("model,x\na,1\na,2\n", None, "line 3: a is there twice"),
         ("model,x\n,1\n", None, "line 2: no model"),
         ("model,x\na\n", None, "x of a is ''"),

@@ -450,7 +450,7 @@ def different(what: str) -> None:
 
 
 DIFFERENCES = {
-    "weights": r"the processes are not about the same score. rank 1: weights \w+... there, \w+... on",
+    "weights": r"the processes do not compute the same score. rank 1: weights \w+... there, \w+... on",
     "data": "rank 1: data ",
     "steps": "rank 1: settings: steps 4 there, 3 on rank 0",
     "versions": "rank 1: versions: torch 2.1 there, 2.0 on rank 0",

@@ -79,7 +79,7 @@ def test_a_row_for_each_part_beside_the_whole() -> None:
     (axes,) = plots.parts_figure(parts, full()).axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["layer 0", "layer 1", "head"]
     assert [tuple(point) for point in axes.collections[0].get_offsets()] == [(0.1, 0), (0.2, 1), (0.05, 2)]
-    whole = next(line for line in axes.lines if line.get_label() == "everything may move")
+    whole = next(line for line in axes.lines if line.get_label() == "all weights perturbed")
     assert list(whole.get_xdata()) == pytest.approx([0.18] * 2)
 
 

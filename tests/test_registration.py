@@ -151,12 +151,12 @@ class TestEvaluate:
     def test_what_is_not_whole_is_repaired(self, cache: Path) -> None:
         script = registration.register()
         script.write_text("half of")
-        with pytest.raises(GeosharpError, match="takes another module"):
+        with pytest.raises(GeosharpError, match="uses another module"):
             registration.registered()
         registration.register()
         assert script.read_text() == registration.SHIM
         script.unlink()
-        with pytest.raises(GeosharpError, match="not whole"):
+        with pytest.raises(GeosharpError, match="is incomplete"):
             registration.registered()
         registration.register()
         assert registration.registered() == script
@@ -167,7 +167,7 @@ class TestEvaluate:
         other.parent.mkdir()
         other.write_text("class Other: ...")
         os.utime(script, (1, 1))
-        with pytest.raises(GeosharpError, match="takes another module"):
+        with pytest.raises(GeosharpError, match="uses another module"):
             registration.registered()
         registration.register()
         assert registration.registered() == script
@@ -177,7 +177,7 @@ class TestEvaluate:
     def test_a_foreign_folder_without_a_script(self, cache: Path) -> None:
         registration.register()
         (cache / ("0" * 64)).mkdir()
-        with pytest.raises(GeosharpError, match=f"{'0' * 64}, which is not whole. Remove that folder"):
+        with pytest.raises(GeosharpError, match=f"{'0' * 64}, which is incomplete. Remove that folder"):
             registration.registered()
 
     def test_removing(self, cache: Path) -> None:

@@ -110,7 +110,7 @@ def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused()
     loaded = load_pretrained("demo:digits-vit", device="cpu")
     with pytest.raises(UsageError, match="give dtype, revision to load_pretrained"):
         score_pretrained(loaded, dtype="float64", revision="main")
-    with pytest.raises(UsageError, match="of data that are named"):
+    with pytest.raises(UsageError, match="only for data that are given by name"):
         score_pretrained(loaded, data=[{}], split="test")
 
 

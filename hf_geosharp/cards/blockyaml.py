@@ -74,7 +74,7 @@ def read(text: str) -> yaml.MappingNode | None:
     if root is None:
         return None
     if not isinstance(root, yaml.MappingNode):
-        raise CardError("the front matter is no mapping of keys to values")
+        raise CardError("the front matter is not a mapping of keys to values")
     if root.flow_style:
         raise CardError("the front matter is in flow style ({...}): write one key a line")
     _refuse_twice(root)

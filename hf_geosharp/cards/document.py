@@ -63,7 +63,7 @@ def split(content: bytes) -> Document:
         line = content.count(b"\n", 0, error.start) + 1
         raise CardError(f"the card is not UTF-8 (line {line}): save it as UTF-8 first") from None
     if _OPENING_WITH_BLANKS.match(text):
-        raise CardError("blanks follow the opening ---, so the Hub sees no front matter: delete them first")
+        raise CardError("the opening --- is followed by spaces, so the Hub sees no front matter: delete them first")
     opening = _OPENING.match(text)
     if opening is None:
         return Document(mark, "", "", text)
@@ -73,7 +73,7 @@ def split(content: bytes) -> Document:
     found = _FRONT_MATTER.match(text)
     if found is None:
         raise CardError(
-            "the card begins with --- and no line --- closes it: close the front matter, or let the card begin with "
+            "the card begins with --- but no line --- closes it: close the front matter, or let the card begin with "
             "something else"
         )
     if empty is not None:

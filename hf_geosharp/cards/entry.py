@@ -134,7 +134,7 @@ def finite(number: Any, name: str) -> float:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
-        raise CardError(f"the result's {name} is {number!r}, which is no finite number: nothing was written")
+        raise CardError(f"the result's {name} is {number!r}, which is not a finite number: nothing was written")
     return value
 
 
@@ -146,7 +146,7 @@ def whole(number: Any, name: str) -> int:
     """
     value = finite(number, name)
     if value != int(value):
-        raise CardError(f"the result's {name} is {number!r}, which is no whole number: nothing was written")
+        raise CardError(f"the result's {name} is {number!r}, which is not a whole number: nothing was written")
     return int(value)
 
 
@@ -211,7 +211,7 @@ def _rounded(number: float) -> float:
 
 def _text(text: Any, name: str) -> str:
     if not isinstance(text, str) or not text.strip():
-        raise CardError(f"the result's {name} is {text!r}, which is no text: nothing was written")
+        raise CardError(f"the result's {name} is {text!r}, which is not a text: nothing was written")
     return " ".join(text.split())
 
 

@@ -35,7 +35,9 @@ def write(path: Path, content: bytes, before: bytes | None) -> None:
         CardError: It is in the Hub's cache.
     """
     if read(path) != before:
-        raise GeosharpError(f"{path} was changed by somebody else meanwhile; nothing was written. Run it again")
+        raise GeosharpError(
+            f"{path} was changed by somebody else in the meantime; nothing was written. Run the command again"
+        )
     target = atomic.destination(path)
     try:
         atomic.put(target, content)

@@ -77,16 +77,16 @@ def check(text: str) -> None:
     if blockyaml.is_empty(index.node):
         return
     if not isinstance(index.node, yaml.SequenceNode):
-        raise CardError(f"{INDEX} is no list of models")
+        raise CardError(f"{INDEX} is not a list of models")
     _refuse_flow(index.node)
     for model in blockyaml.items(index.node):
         if not isinstance(model, yaml.MappingNode):
-            raise CardError(f"{INDEX} holds something that is no model with a name and results")
+            raise CardError(f"{INDEX} holds something that is not a model with a name and results")
         results = blockyaml.child(model, "results")
         _refuse_flow(model)
         if results is not None and not blockyaml.is_empty(results):
             if not isinstance(results, yaml.SequenceNode):
-                raise CardError(f"{INDEX}: the results of a model are no list")
+                raise CardError(f"{INDEX}: the results of a model are not a list")
             _refuse_flow(results)
 
 

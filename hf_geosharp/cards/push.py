@@ -229,9 +229,9 @@ def _why(error: Exception) -> str:
             "there is no such model, or it is private: check the id; if private, log in (`hf auth login`) or set "
             "HF_TOKEN",
         ),
-        (errors.RevisionNotFoundError, "it has no such branch: check --revision"),
+        (errors.RevisionNotFoundError, "it has no such branch: check revision (--revision)"),
         (errors.DisabledRepoError, "the Hub has disabled it"),
-        (errors.HFValidationError, "that is no id of a model on the Hub (owner/name), and no folder or file here"),
+        (errors.HFValidationError, "that is not the id of a model on the Hub (owner/name), nor a folder or file here"),
     )
     if str(error).startswith("Invalid metadata"):
         return f"the Hub refuses the metadata as not valid; nothing was written. {_words(error)}"

@@ -93,7 +93,7 @@ def put(text: str, block: str, eol: str) -> str:
     """
     block = block.replace("\n", eol)
     if block.count(START) != 1 or block.count(END) != 1:
-        raise CardError("the section would hold a marker of its own: a name in the result is made like one")
+        raise CardError("the section would contain its own marker: a name in the result looks like one")
     found = find(text)
     if found is not None:
         return text[: found[0]] + block + text[found[1] :]

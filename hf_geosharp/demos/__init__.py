@@ -87,7 +87,7 @@ def copy(name: str, target: str | os.PathLike[str]) -> Path:
     """
     source = path(name)
     if name.removeprefix(PREFIX) != source.name:
-        raise UsageError(f"{name} has no files of its own: it is derived from {source.name} when it is scored")
+        raise UsageError(f"{name} has no files: it is derived from {source.name} when it is scored")
     target = Path(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise GeosharpError(f"{target} exists and is not an empty folder; nothing was copied")

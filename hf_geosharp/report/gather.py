@@ -47,7 +47,7 @@ def _is_result(file: Path) -> bool:
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is no JSON: {error}. Repair it, or give the results one by one") from None
+        raise DataError(f"{file} is not JSON: {error}. Repair it, or give the results one by one") from None
     return isinstance(data, dict) and _MARK in data
 
 

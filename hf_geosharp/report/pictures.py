@@ -71,14 +71,14 @@ def _pictures(result: SharpnessResult) -> Iterator[Picture]:
 
 
 def _parts(result: SharpnessResult) -> Iterator[Picture]:
-    for by, title in (("layer", "One layer may move"), ("kind", "One kind of weights may move")):
+    for by, title in (("layer", "Only one layer perturbed"), ("kind", "Only one kind of weights perturbed")):
         parts = parts_by(result, by)
         if parts:
             yield _dots(by, title, parts, result)
     heads = parts_by(result, "head")
     if heads:
         yield Picture(
-            "heads", "One head may move", _parts_alt(heads), lambda title: heatmaps.heads_figure(heads, title)
+            "heads", "Only one head perturbed", _parts_alt(heads), lambda title: heatmaps.heads_figure(heads, title)
         )
 
 
@@ -105,7 +105,7 @@ def _parts_alt(parts: list[PartScore]) -> str:
     largest = sorted(parts, key=lambda part: -part.value)[:_NAMED]
     names = plots.part_names(largest)
     text = "; ".join(f"{name} {part.value:.3g}" for name, part in zip(names, largest, strict=True))
-    return f"Sharpness where only one part may move, {len(parts)} parts. Largest: {text}."
+    return f"Sharpness when only one part is perturbed, {len(parts)} parts. Largest: {text}."
 
 
 def _batches_alt(result: SharpnessResult) -> str:

@@ -18,15 +18,16 @@ Row = tuple[str, str]
 """A name and what is said of it."""
 
 _QUOTIENT = (
-    "on the quotient by the symmetries that were found on the model: the score is the same for all weights that they "
-    "make of one another"
+    "on the quotient by the symmetries that were found on the model: weights that differ only by these have the same "
+    "score"
 )
 _LENGTHS = {
     "inv": f"as the relative change of each factor, {_QUOTIENT}",
     "mix": f"as the absolute change of the products of the factors, {_QUOTIENT}",
-    "adaptive": "relative to each weight, without the model's symmetries: the same function at other weights can have "
-    "another score",
-    "euclidean": "as it is, without the model's symmetries: the same function at other weights can have another score",
+    "adaptive": "relative to each weight, without the model's symmetries: the same function with other weights can "
+    "have another score",
+    "euclidean": "as it is, without the model's symmetries: the same function with other weights can have another "
+    "score",
 }
 _ORDERS = {"first": "first order", "second": "second order", "exact": "exact"}
 _SEARCHES = {"secant": "secant ascent", "apgd": "Auto-PGD", "none": "none"}
@@ -89,7 +90,7 @@ def meaning(result: SharpnessResult) -> list[str]:
         what = (
             f"A perturbation of the weights of length at most ρ = {result.rho:g} can raise the loss by this much, in "
             f"{result.unit} ({of}). It is the largest rise that a search of at most "
-            f"{counted(result.steps, 'step', 'steps')} found, so a lower bound of the largest there is."
+            f"{counted(result.steps, 'step', 'steps')} found, so it is a lower bound of the maximum."
         )
     else:
         what = (
@@ -115,17 +116,17 @@ def about_interval(result: SharpnessResult) -> str:
         return "From a single batch there is no interval."
     return (
         f"Student's 95 % interval over the {len(result.per_batch)} batches: how much the mean depends on which samples "
-        "were drawn. What the search may have missed is not in it."
+        "were drawn. It does not include what the search may have missed."
     )
 
 
 def limits() -> list[str]:
     """What the number is not, whatever it is."""
     return [
-        "Two scores compare only at the same metric, radius, data, split, samples, batch size, search, symmetries and "
-        "loss. There is no absolute scale.",
-        "It certifies nothing about generalization. Correlations are known for groups of comparable models, and not "
-        "always with the same sign.",
+        "Two scores are comparable only with the same metric, radius, data, split, samples, batch size, search, "
+        "symmetries and loss. There is no absolute scale.",
+        "It is not a certificate of generalization. Correlations are known within groups of comparable models, and "
+        "not always with the same sign.",
     ]
 
 
@@ -138,10 +139,15 @@ def checks(result: SharpnessResult) -> Iterator[Check]:
     if result.mode == "worst":
         settled, count = sum(batch.converged for batch in result.per_batch), len(result.per_batch)
         if settled == count:
-            yield Check("Search settled", "in every batch", "it stopped by its own rule, or had all but stopped", GOOD)
+            yield Check(
+                "Search converged",
+                "in every batch",
+                "it stopped by its own rule, or its last steps gained almost nothing",
+                GOOD,
+            )
         else:
-            more = "in the others more steps may raise the value"
-            yield Check("Search settled", f"in {settled} of {count} batches", more, OPEN)
+            more = "more steps may raise the value in the others"
+            yield Check("Search converged", f"in {settled} of {count} batches", more, OPEN)
     if result.pairs.count or result.pairs.dropped:
         yield _symmetries(result)
     split = str(result.data.get("split") or "train")
@@ -166,8 +172,8 @@ def _symmetries(result: SharpnessResult) -> Check:
         return Check("Symmetries", f"{len(pairs.dropped)} dropped", "claims that did not hold on this model", OPEN)
     if pairs.deviation is None:
         return Check("Symmetries", "not checked", "their proof on this model was switched off", OPEN)
-    control = "" if pairs.control is None else f"; {pairs.control:.3g} where the symmetry was broken on purpose"
-    return Check("Symmetries", "hold", f"outputs moved by {pairs.deviation:.2g} along the orbit{control}", GOOD)
+    control = "" if pairs.control is None else f"; {pairs.control:.3g} when the symmetry was broken on purpose"
+    return Check("Symmetries", "hold", f"outputs changed by {pairs.deviation:.2g} along the orbit{control}", GOOD)
 
 
 # --------------------------------------------------------------------------------------------------------------- facts
@@ -185,9 +191,9 @@ def symmetries(result: SharpnessResult) -> Iterator[Row]:
     for kind, count in pairs.folded.items():
         yield f"folded {_FOLDED.get(kind, kind)}", f"{count:,}"
     if pairs.deviation is not None:
-        yield "outputs moved along the orbit", f"{pairs.deviation:.2g}"
+        yield "change of outputs along the orbit", f"{pairs.deviation:.2g}"
     if pairs.control is not None:
-        yield "and with the symmetry broken", f"{pairs.control:.3g}"
+        yield "with the symmetry broken", f"{pairs.control:.3g}"
 
 
 def settings(result: SharpnessResult) -> Iterator[Row]:
@@ -208,7 +214,7 @@ def settings(result: SharpnessResult) -> Iterator[Row]:
     labels = {"model": "the model's own output"}
     yield "labels", labels.get(str(result.data.get("labels")), "those of the data")
     if result.params != "all":
-        yield "weights that may move", result.params
+        yield "perturbed weights", result.params
     if result.model.get("dtype"):
         yield "precision", str(result.model["dtype"])
 

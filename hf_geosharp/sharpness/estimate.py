@@ -170,7 +170,7 @@ def _check_sharded(shards: Shards, world: World, settings: Settings) -> None:
         (settings.compile, "compile"),
     ):
         if asked:
-            raise UsageError(f"the model is sharded over processes, and for such models there is no {what}")
+            raise UsageError(f"the model is sharded over processes, and such models do not support {what}")
 
 
 @contextmanager

@@ -100,4 +100,4 @@ def agree(world: World, header: Mapping[str, Any]) -> None:
         if (what := differences(theirs, headers[0], ("there", "on rank 0")))
     ]
     if found:
-        raise WorldError(f"the processes are not about the same score. {'; '.join(found)}")
+        raise WorldError(f"the processes do not compute the same score. {'; '.join(found)}")

@@ -59,7 +59,7 @@ class Journal:
             return []
         header = lines[0]
         if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise UsageError(f"output: {path} is no journal of hf-geosharp; choose another folder")
+            raise UsageError(f"output: {path} is not a journal of hf-geosharp; choose another folder")
         found = differences(header, self._header)
         if found:
             raise UsageError(

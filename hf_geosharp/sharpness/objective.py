@@ -285,11 +285,11 @@ class Objective:
                 raise
             if not self._micro.adapts:
                 raise ModelError(
-                    f"out of memory with {self._micro.size(self._samples)} samples at a time. A micro-batch that "
-                    "is smaller, or 'auto', and gradient checkpointing leave the score as it is; a smaller batch "
-                    "size changes it, for one batch is one ball"
+                    f"out of memory with {self._micro.size(self._samples)} samples at a time. A smaller "
+                    "micro_batch, or 'auto', and gradient_checkpointing leave the score unchanged; a smaller "
+                    "batch_size changes it, because each batch has its own ball"
                 ) from error
-        self._refuse_parts("be halved where memory has run out: use fewer samples a batch")
+        self._refuse_parts("be halved where memory has run out: use fewer samples per batch")
         # Out here, where neither the error nor its cause holds on to what the pass had computed.
         del run
         self._clear()

@@ -63,10 +63,10 @@ class Proof:
             apart = [text for text in verified.map.unrecognised if NOT_APART in text]
             scope = "all parameters"
             if self.settings.params != "all":
-                scope = "what may move; see where the perturbation lives for whether the adapter does"
+                scope = "what may move; where the perturbation lives shows whether the adapter does"
             self.notes.warn(
-                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which is "
-                f"not the same for all weights of one function{''.join(f' ({text})' for text in apart)}"
+                f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which "
+                f"can differ between weights that compute the same function{''.join(f' ({text})' for text in apart)}"
             )
             settings = replace(
                 self.settings,
@@ -99,8 +99,8 @@ class Proof:
                 raise
             proved = self._proved(self.borrowed.model)
             self.notes.append(
-                f"the symmetries were proved in the model's own precision, for a copy in double precision does not run "
-                f"({type(error).__name__}: {first_line(error)})"
+                f"the symmetries were proved in the model's own precision, because a copy in double precision does not "
+                f"run ({type(error).__name__}: {first_line(error)})"
             )
             return proved
 

@@ -31,31 +31,33 @@ def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
     except OSError as error:
         raise DataError(f"cannot read {name}: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        raise DataError(f"{name} is no JSON: it is not UTF-8") from None
+        raise DataError(f"{name} is not JSON: it is not UTF-8") from None
     try:
         data = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name} is no JSON of a result: {error}") from None
+        raise DataError(f"{name} is not the JSON of a result: {error}") from None
     if not isinstance(data, dict):
-        raise DataError(f"{name} is no result: it holds no JSON object. {_MAKE_ONE}")
+        raise DataError(f"{name} is not a result: it holds no JSON object. {_MAKE_ONE}")
     odd = next(_no_text(data), None)
     if odd is not None:
-        raise DataError(f"{name} holds a character that no text has: {odd}. A terminal or a page could take it amiss")
+        raise DataError(
+            f"{name} holds a character that is not allowed in texts: {odd}. It could confuse a terminal or a page"
+        )
     other = data.get("kind", "inspection" if "sites" in data else None)
     if other is not None:
-        raise DataError(f"{name} is no result: it holds another thing ({str(other)[:_SHOWN]}). {_MAKE_ONE}")
+        raise DataError(f"{name} is not a result: it holds something else ({str(other)[:_SHOWN]}). {_MAKE_ONE}")
     try:
         result = SharpnessResult.from_dict(data)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
-        raise DataError(f"{name} is no result: {type(error).__name__}: {error}") from None
+        raise DataError(f"{name} is not a result: {type(error).__name__}: {error}") from None
     _check(result, name)
     return result
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number that a result can hold")
+    raise ValueError(f"{text} is not a number that a result can hold")
 
 
 def _no_text(value: Any) -> Iterator[str]:
@@ -73,7 +75,7 @@ def _check(result: SharpnessResult, name: str) -> None:
     """Types and the relations that every score has; an edited number breaks one of them."""
     wrong = next((what for what, right in _facts(result) if not right), None)
     if wrong is not None:
-        raise DataError(f"{name} is not what a score wrote: {wrong}. Take the score again")
+        raise DataError(f"{name} is not what a score wrote: {wrong}. Compute the score again")
 
 
 def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
@@ -114,16 +116,20 @@ def _types(result: SharpnessResult) -> list[tuple[str, bool]]:
     facts += [("stderr is no finite number", result.stderr is None or _is_number(result.stderr))]
     for point in result.curve:
         held = (point.rho, point.geodesic_sharpness, *(() if point.stderr is None else (point.stderr,)))
-        facts.append(("its curve holds something that is no number", all(_is_number(value) for value in held)))
+        facts.append(("its curve holds something that is not a number", all(_is_number(value) for value in held)))
     for part in result.per:
         numbers_of_part = (part.value, *(() if part.stderr is None else (part.stderr,)))
-        facts.append(("a part holds something that is no number", all(_is_number(value) for value in numbers_of_part)))
+        facts.append(
+            ("a part holds something that is not a number", all(_is_number(value) for value in numbers_of_part))
+        )
     if (way := result.profile) is not None:
         numbers_of_way = (*way.t, *way.geodesic, *way.straight, way.radius)
-        facts.append(("its profile holds something that is no number", all(map(_is_number, numbers_of_way))))
+        facts.append(("its profile holds something that is not a number", all(map(_is_number, numbers_of_way))))
         facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
     for batch in result.per_batch:
-        facts.append(("a batch holds something that is no number", all(map(_is_number, (batch.value, *batch.rises)))))
+        facts.append(
+            ("a batch holds something that is not a number", all(map(_is_number, (batch.value, *batch.rises))))
+        )
     facts += [
         ("pairs has no whole numbers", type(result.pairs.count) is int and type(result.pairs.symmetry_dim) is int),
         ("model, data or versions is no object", all(isinstance(x, dict) for x in _objects(result))),

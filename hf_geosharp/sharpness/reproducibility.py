@@ -60,7 +60,7 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
         spread = abs(value - first) / max(abs(first), abs(value), least)
         note = None
         if "lost" in (before.at(rho).stopped, score.stopped):
-            note = f"the score at rho {rho:g} is no measurement: no finite loss above that of the weights was found"
+            note = f"the score at rho {rho:g} is not a measurement: no finite loss above that at the weights was found"
         elif max(first, value) < least:
             note = (
                 f"the score at rho {rho:g} is not reproducible: batch {index} rises by {first:.2g}, where rounding of "

@@ -19,15 +19,15 @@ _LATER = frozenset({"ascent", "starts", "params", "damping", "per", "profile"})
 
 @dataclass(frozen=True)
 class BatchScore:
-    """One batch of samples, that is one ball.
+    """One batch of samples, with its own ball.
 
     ``value`` is the rise of the loss inside the ball (in units of the loss, never negative for the worst case),
-    ``steps`` the ascent steps taken on the way there, ``converged`` whether the ascent stopped by its own rule or the
-    last quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this
-    radius, those at the starts included where they were taken for it; not all have a backward pass (:class:`Passes`).
+    ``steps`` the number of ascent steps taken, ``converged`` whether the ascent stopped by its own rule or the last
+    quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius,
+    including those at the starts if they were taken for it; not all have a backward pass (:class:`Passes`).
     ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above
-    that of the weights, so that ``value`` 0 is none. ``rises`` is what each of several starts found, of which ``value``
-    is the largest; nothing where there was one.
+    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise found from each of several starts,
+    of which ``value`` is the largest; it is empty for a single start.
     """
 
     index: int
@@ -104,11 +104,11 @@ class PairSummary:
 
 @dataclass(frozen=True)
 class PartScore:
-    """The score of the same batches at the same radius where only one part may move.
+    """The score of the same batches at the same radius when only one part is perturbed.
 
-    ``by`` says what the model was cut into: "layer", "head" or "kind". ``part`` names the part among them; ``layer``,
-    ``head`` and ``kind`` are what it belongs to, as far as that is one thing. The values of the parts do not add up to
-    the score of the whole: each part has the whole radius for itself.
+    ``by`` says how the model was divided: "layer", "head" or "kind". ``part`` is the name of the part; ``layer``,
+    ``head`` and ``kind`` are what it belongs to, None where not unique. The values of the parts do not add up to the
+    score of the whole: each part has the whole radius to itself.
     """
 
     part: str
@@ -122,10 +122,10 @@ class PartScore:
 
 @dataclass(frozen=True)
 class Profile:
-    """The rise of the loss of the first batch on the way to its worst perturbation, at the fractions ``t`` of it.
+    """The rise of the first batch's loss on the way to its worst perturbation, at the fractions ``t`` of the way.
 
-    ``geodesic`` along the geodesic of the score, which ends with the batch's value; ``straight`` along the straight
-    line with the same velocity. Both begin with 0. ``radius`` is that of the ball.
+    ``geodesic`` is along the geodesic of the score, and ends with the batch's value; ``straight`` is along the straight
+    line with the same initial velocity. Both begin with 0. ``radius`` is that of the ball.
     """
 
     t: tuple[float, ...]
@@ -143,22 +143,22 @@ NATS, UNITS = "nats", "units of the loss"
 
 
 def unit_of(data: Mapping[str, Any]) -> str:
-    """In what a loss on these data (a result's ``data``) is told: nats, unless it is of numbers or the caller's own."""
+    """The unit of a loss on these data (a result's ``data``): nats, unless it is a regression or a custom loss."""
     return UNITS if data.get("labels") == "regression" or data.get("loss") is not None else NATS
 
 
 @dataclass(frozen=True)
 class SharpnessResult:
-    """A score with everything needed to judge and repeat it.
+    """A score with everything needed to judge and reproduce it.
 
-    ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius asked for; ``curve`` has all),
-    ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average", ``ascent``
-    "secant" or "apgd", and "none" for the average; ``steps`` is the most steps it may take from each of ``starts``.
+    ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius requested; ``curve`` has all),
+    ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average"; ``ascent``
+    is "secant" or "apgd", and "none" for the average; ``steps`` is the maximum number of steps from each of ``starts``.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
     perturbation lies, per pair site and per remaining parameter (the shares add up to 1). ``params`` says which
-    parameters may move: "all", or "lora" for those of an adapter. ``symmetries`` is "none" for metrics without, and
-    ``damping`` the relative relaxation of near-singular directions. ``per`` (scores of single parts) and ``profile``
-    are there on request.
+    parameters are perturbed: "all", or "lora" for those of an adapter. ``symmetries`` is "none" for metrics without
+    symmetries, and ``damping`` the relative relaxation of near-singular directions. ``per`` (scores of single parts)
+    and ``profile`` are there only on request.
     """
 
     geodesic_sharpness: float
@@ -196,18 +196,18 @@ class SharpnessResult:
 
     @property
     def unit(self) -> str:
-        """In what the losses and their rises are told: "nats", or "units of the loss" where that is another one."""
+        """The unit of the losses and their rises: "nats", or "units of the loss" for other losses."""
         return unit_of(self.data)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; keys in a fixed order, NaN never among them."""
+        """Plain dicts, lists, numbers and strings; keys in a fixed order."""
         fields = {k: v for k, v in dataclasses.asdict(self).items() if k != "schema"}
         profile = fields["profile"] and {k: list(v) if k != "radius" else v for k, v in fields["profile"].items()}
         batches = [batch | {"rises": list(batch["rises"])} for batch in fields["per_batch"]]
         return {"schema": self.schema} | fields | {"per_batch": batches, "per": list(fields["per"]), "profile": profile}
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as text.
+        """The result as JSON text.
 
         Raises:
             ValueError: a value is NaN or infinite.

@@ -124,7 +124,7 @@ class Runner:
             raise ModelError(f"no batch has a score: {outcomes[0].skipped}")
         if skipped:
             self.notes.warn(
-                f"{len(skipped)} of {len(outcomes)} batches were skipped, for their loss is not finite: "
+                f"{len(skipped)} of {len(outcomes)} batches were skipped, because their loss is not finite: "
                 f"{', '.join(map(str, skipped))}"
             )
         return Runs(scored, skipped, reduced)
@@ -311,9 +311,9 @@ class Runner:
             self.notes.warn(f"{told}: rounding inside the model, or they do not hold on this batch")
         elif not self._is_stored_loss(index, base, 10 * self._rounding(symmetries, index)):
             raise ModelError(
-                f"{told}. They hold on the samples that they were proved on, and not on all of this batch: it may have "
-                "rows that attend to nothing, such as those of padding on the left. The preset of symmetries 'paper' "
-                "folds nothing"
+                f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
+                "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "
+                "nothing"
             )
         del self._stored[index]
 
@@ -347,7 +347,7 @@ class Runner:
             f"batch {job.batch}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
         )
         if settings.on_nan == "stop":
-            raise ModelError(f"{text}; on_nan 'skip' leaves such batches out, and says so")
+            raise ModelError(f"{text}; on_nan 'skip' (--on-nan skip) leaves such batches out and records it")
         self._batch_notes.append(f"{text}: skipped")
         return Outcome(job, skipped=text)
 
@@ -363,9 +363,9 @@ class Runner:
             where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
             text = f"batch {index}: the loss is not finite at some points of the ball, {where}"
             if climb.lost:
-                text += ", and no higher one was found elsewhere: 0 is no measurement. Take a smaller radius"
+                text += ", and no higher loss was found elsewhere: 0 is not a measurement. Use a smaller radius"
                 if ball.settings.metric == "mix":
-                    text += ", or inv if pairs are almost zero: mix lets them move as far as all others"
+                    text += ", or inv if pairs are almost zero: mix moves them as far as all others"
             self._batch_notes.append(text)
         return BatchScore(
             index, ball.base, climb.rise, climb.steps, climb.converged, found.evaluations,
@@ -376,7 +376,7 @@ class Runner:
         found = ball.profile(rho, self._objective(ball.number))
         if found is None:
             self._batch_notes.append(
-                f"batch {ball.number}: no profile, for the loss is not finite at some points of it, rho {rho:g}"
+                f"batch {ball.number}: no profile, because the loss is not finite at some of its points, rho {rho:g}"
             )
         return found
 
@@ -391,8 +391,8 @@ class Runner:
         marks = self.split.gather((list(scores), sums))
         if any(mark != marks[0] for mark in marks):
             raise WorldError(
-                "the ranks drifted apart: they compute the same steps with different rounding. Use equal machines and "
-                "equally many threads, or shard='batches'"
+                "the ranks drifted apart: they compute the same steps with different rounding. Use identical machines "
+                "and the same number of threads, or shard='batches'"
             )
 
     def restore(self) -> None:

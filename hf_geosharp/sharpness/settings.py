@@ -129,10 +129,10 @@ class Settings:
                 "the loss; an even number is needed"
             )
         if self.average and (self.per or self.profile or self.starts > 1):
-            raise UsageError("per, profile and starts are of the worst case: leave out average")
+            raise UsageError("per, profile and starts are available only for the worst case: leave out average")
         if self.per == "head" and not METRICS[self.metric].paired:
             paired = " or ".join(metric.name for metric in METRICS.values() if metric.paired)
-            raise UsageError(f"per is 'head', and the metric {self.metric} knows no heads: use {paired}")
+            raise UsageError(f"per is 'head', but the metric {self.metric} does not distinguish heads: use {paired}")
 
     @property
     def radii(self) -> tuple[float, ...]:

@@ -67,24 +67,24 @@ def find_symmetries(
     prove: bool = True,
     alive: Callable[[], None] = lambda: None,
 ) -> SymmetryMap:
-    """The continuous symmetries of a model's attention, and the folds that go with them.
+    """Finds the continuous symmetries of a model: of attention, hidden units, experts and adapters, and their folds.
 
-    Where projections are is read off a traced forward pass (:mod:`hf_geosharp.symmetry.trace`); each group is the
-    largest of the templates that holds on a randomised local twin of the modules concerned. Nothing is claimed by the
-    name of a class. Run :func:`hf_geosharp.symmetry.verify.verify` to prove the map on the weights.
+    The projections are found in a traced forward pass (:mod:`hf_geosharp.symmetry.trace`); each group is the largest of
+    the templates that holds on a randomised local twin of the modules concerned. No claim rests on the name of a class.
+    Run :func:`hf_geosharp.symmetry.verify.verify` to prove the map on the weights.
 
     Args:
-        model: any module; left as it is.
+        model: any module; it is not changed.
         inputs: an example batch; made up from the configuration if None.
-        preset: "full", "attention" (nothing outside attention) or "paper" (its pairs, nothing folds).
-        layouts: descriptions of attention modules that a trace cannot see through.
-        cached: look in, and add to, the finds on disk (:mod:`hf_geosharp.symmetry.cache`).
-        prove: leave out what does not hold on the model itself; False is for callers that verify the map anyway.
-        alive: called again and again while it searches, which may take minutes.
+        preset: "full", "attention" (nothing outside attention) or "paper" (the paper's pairs, nothing is folded).
+        layouts: descriptions of attention modules that cannot be traced.
+        cached: use the symmetries found before and kept on disk, and add to them (:mod:`hf_geosharp.symmetry.cache`).
+        prove: leave out claims that do not hold on the model itself; False is for callers that verify the map anyway.
+        alive: called repeatedly during the search, which may take minutes.
 
     Raises:
         InputsError: no inputs were given and none can be made up.
-        UsageError: no such preset; a layout that fits no module of the model, or does not hold where it fits.
+        UsageError: the preset is unknown; a layout fits no module of the model, or does not hold where it fits.
     """
     if preset not in PRESETS:
         raise UsageError(f"preset is {preset!r}; it is one of {', '.join(PRESETS)}")

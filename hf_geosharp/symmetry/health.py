@@ -39,17 +39,17 @@ CUTOFF_NARROW = 1e-6
 
 @dataclass(frozen=True)
 class HeadHealth:
-    """One head of one kind: query/key or value/output.
+    """One head of one kind: query/key, value/output, or an adapter, which counts as one head.
 
     Attributes:
         site: the symmetry it belongs to.
         module, kind, head: where; with grouped queries a head is a key/value head with all its query heads.
         dim: real columns of its factors.
         rank: how many of them its product really has.
-        condition_g, condition_h: largest over smallest singular value of each factor; None if it has not full rank.
+        condition_g, condition_h: largest over smallest singular value of each factor; None for a rank-deficient one.
         balance: ‖G‖² + ‖H‖² over its minimum on the orbit, 1 at best; None for a product of zero.
         singular_values: of the product, descending; one of a complex column stands for two of ``dim``.
-        flags: "dead" (no product to speak of) or "rank-deficient".
+        flags: "dead" (a negligible product) or "rank-deficient".
     """
 
     site: str

@@ -1,4 +1,4 @@
-"""Pairs (G, H) on the parameters of a model: query/key and value/output of every head.
+"""Pairs (G, H) on the parameters of a model: query/key and value/output of heads, hidden units, adapters, norms.
 
 Everything here works on a mapping from parameter names to tensors (usually float64 copies), in place.
 """

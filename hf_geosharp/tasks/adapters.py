@@ -64,8 +64,8 @@ def _read_adapter(source: Source) -> tuple[dict[str, Any], Source]:
     if path is None:
         where = "the folder" if source.folder is not None else "the repository"
         raise UsageError(
-            f"{source.id} is no adapter: {where} has no adapter_config.json. --params lora scores an adapter on its "
-            "base; leave it out to score all weights of a model."
+            f"{source.id} is not an adapter: {where} has no adapter_config.json. params 'lora' (--params lora) scores "
+            "an adapter on its base; leave it out to score all weights of a model."
         )
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

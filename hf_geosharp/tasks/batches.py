@@ -130,7 +130,9 @@ def batches_from(
     """
     _check_sizes(samples, batch_size)
     if max_length is not None and not (_is_dataset(data) and _encoded_key(data, model) is None):
-        raise UsageError("max_length is of texts that are not encoded yet: cut the inputs where they are made")
+        raise UsageError(
+            "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
+        )
     if not _is_dataset(data):
         batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
         batches = _checked(batches, model, task, with_labels)
@@ -191,7 +193,7 @@ def _check_sizes(samples: int, batch_size: int) -> None:
     for name, value in (("samples", samples), ("batch_size", batch_size)):
         whole(name, value)
     if batch_size < 1 or samples < 1:
-        raise UsageError(f"--samples ({samples}) and --batch-size ({batch_size}) must be at least 1.")
+        raise UsageError(f"samples is {samples} and batch_size is {batch_size}; both must be at least 1.")
 
 
 def _encoder(
@@ -221,7 +223,7 @@ def _encoder(
     if task.is_classification and chosen.label is not None:
         rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
     if max_length is not None and task.modality != "text":
-        raise UsageError(f"max_length is of texts, and the task {task.name} has none")
+        raise UsageError(f"max_length applies to texts, but the task {task.name} has none")
     if max_length is not None and max_length < 1:
         raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
     encoder = Encoder(

@@ -47,15 +47,19 @@ def choose(
     overrides = overrides or Columns()
     for role, column in overrides.named().items():
         if column not in dataset.column_names:
-            raise DataError(f"The data have no column {column!r} (chosen as --{_option(role)}). {_there(dataset)}")
+            raise DataError(
+                f"The data have no column {column!r} (chosen with --{_option(role)}, or Columns in Python). "
+                f"{_there(dataset)}"
+            )
     chosen = _choose_inputs(dataset, task, overrides)
     if not task.is_classification:
         return chosen
     label = overrides.label or _find_label(dataset, task)
     if label is None and need_label:
         raise DataError(
-            f"The data have no label column ({', '.join(task.labels)}). {_there(dataset)} Name it with --label-column, "
-            "or score without labels (--labels model)."
+            f"The data have no label column ({', '.join(task.labels)}). {_there(dataset)} Name it with "
+            "--label-column (in Python, columns=Columns(label=...)), or score without labels: labels 'model' (--labels "
+            "model)."
         )
     return replace(chosen, label=label if need_label else None)
 
@@ -77,7 +81,7 @@ def _choose_inputs(dataset: datasets.Dataset, task: Task, overrides: Columns) ->
     usual = ", ".join("+".join(names) for names in task.inputs)
     raise DataError(
         f"The data have none of the columns that {task.name} reads ({usual}). {_there(dataset)} "
-        f"Name yours with --{task.modality}-column."
+        f"Name yours with --{task.modality}-column (in Python, columns=Columns({task.modality}=...))."
     )
 
 

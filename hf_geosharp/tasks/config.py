@@ -26,7 +26,7 @@ def read_config(source: Source) -> tuple[dict[str, Any], Source]:
         raise UnsupportedModelError(
             f"{source.id} is an adapter (adapter_config.json), not a model. Merge the adapter first "
             "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model, or score the adapter alone: "
-            "--params lora."
+            "params 'lora' (--params lora)."
         )
     if path is None:
         where = "the folder" if source.folder is not None else "the repository"
@@ -85,13 +85,13 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
     if not architectures:
         raise UsageError(
             f"{source.id}: its config.json names no architecture, so its task is not known. "
-            f"Pass --task with one of: {task_names()}."
+            f"Pass task (--task), one of: {task_names()}."
         )
     found = task_of_config(raw)
     if found is None:
         raise UnsupportedModelError(
             f"{source.id} is a {architectures[0]}, which does none of the tasks that can be scored: {task_names()}. "
-            "If its weights have such a head all the same, name it with --task."
+            "If its weights have such a head nevertheless, name it with task (--task)."
         )
     return found
 

@@ -99,16 +99,16 @@ def load_data(
             return dataset, identity
         except HubError as error:
             raise HubError(
-                f"The model card names the data set {request.id}. {error} Or pass data with --data."
+                f"The model card names the data set {request.id}. {error} Or pass other data (--data)."
             ) from error
         except DataError as error:
             if not task.shipped_text:
                 raise DataError(
-                    f"The model card names the data set {request.id}. {error} Or pass others with --data."
+                    f"The model card names the data set {request.id}. {error} Or pass other data (--data)."
                 ) from error
             warnings.warn(
                 f"The model card names the data set {request.id}, which cannot be used: {error} "
-                "The text that ships with this package is taken instead.",
+                "The text that ships with this package is used instead.",
                 GeosharpWarning,
                 stacklevel=2,
             )
@@ -116,7 +116,7 @@ def load_data(
         return _load_shipped_text()
     listed = ", ".join(data.id for data in named)
     why = f"the model card names several ({listed})" if named else "the model card names none"
-    raise UsageError(f"No data: {why}. Pass a data set of the Hub, a file or a folder with --data.")
+    raise UsageError(f"No data: {why}. Pass data (--data): a data set on the Hub, a file or a folder.")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _open_saved(request: _Request, path: Path) -> tuple[datasets.Dataset, str | 
     if request.split is not None and request.split != own:
         raise DataError(
             f"{request.id} was saved as one data set ({own or 'no split named'}), not as splits: it has no split "
-            f"{request.split!r}. Leave out --split."
+            f"{request.split!r}. Leave out split (--split)."
         )
     return saved, own, None
 
@@ -298,7 +298,7 @@ def _check_folder(request: _Request, path: Path) -> None:
     kinds = sorted({_BUILDERS[file.suffix.lower()][0] for file in path.iterdir() if file.suffix.lower() in _BUILDERS})
     if len(kinds) > 1:
         warnings.warn(
-            f"{request.id} holds files of several kinds ({', '.join(kinds)}), of which one is read: the most frequent. "
+            f"{request.id} holds files of several kinds ({', '.join(kinds)}); only the most frequent kind is read. "
             "Pass a file to choose.",
             GeosharpWarning,
             stacklevel=6,
@@ -317,7 +317,8 @@ def _pick_split(request: _Request, there: list[str]) -> str:
     if len(there) == 1:
         return there[0]
     raise DataError(
-        f"{request.id} has no split {DEFAULT_SPLIT!r}. Its splits are: {', '.join(there)}. Choose one with --split."
+        f"{request.id} has no split {DEFAULT_SPLIT!r}. Its splits are: {', '.join(there)}. Choose one with split "
+        "(--split)."
     )
 
 
@@ -345,7 +346,9 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
     if "corresponds to no data" in text:
         return DataError(f"{request.id}{_of_split(request.split)} is empty.")
     if "Config name is missing" in text or "BuilderConfig" in text:
-        return DataError(f"{request.id}: choose its configuration with --data-config. {' '.join(str(error).split())}")
+        return DataError(
+            f"{request.id}: choose its configuration with data_config (--data-config). {' '.join(str(error).split())}"
+        )
     if isinstance(error, DatasetGenerationError):
         return DataError(f"{request.id} cannot be read: {text} {_cause(error)}".rstrip())
     return DataError(f"{request.id} cannot be read: {type(error).__name__}: {text}")
@@ -367,5 +370,5 @@ def _load_shipped_text() -> tuple[datasets.Dataset, dict[str, Any]]:
     file = resources.files("hf_geosharp").joinpath(_SHIPPED_TEXT)
     with resources.as_file(file) as path:
         if not path.is_file():
-            raise DataError("The text that ships with this package is not installed. Pass data with --data.")
+            raise DataError("The text that ships with this package is not installed. Pass data (--data).")
         return _load(_Request(str(path)), "shipped text", _SHIPPED_ID)

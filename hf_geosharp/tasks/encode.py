@@ -98,12 +98,12 @@ def _texts(rows: Mapping[str, Sequence[Any]], column: str, numbers: Sequence[int
     for text, row in zip(texts, numbers, strict=True):
         if text is None:
             raise DataError(
-                f"Column {column!r}, row {row} holds no text (null). Fill in what is missing, or leave out such rows."
+                f"Column {column!r}, row {row} holds no text (null). Fill in the missing texts, or remove such rows."
             )
         if not isinstance(text, str):
             raise DataError(
                 f"Column {column!r}, row {row} holds a {type(text).__name__}, not a text. Name the text column with "
-                "--text-column."
+                "--text-column (in Python, columns=Columns(text=...))."
             )
     return texts
 
@@ -174,8 +174,9 @@ def _pixels(image: Any, channels: int, column: str, row: int) -> np.ndarray[Any,
         # Fractions, or more than 8 bits, would be cut off without a word.
         if array.dtype.kind not in "iu" or array.ndim not in (2, 3) or array.min() < 0 or array.max() > 255:
             raise DataError(
-                f"Column {column!r}, row {row} holds no image but a {type(image).__name__}. Name the image column with "
-                "--image-column; arrays must be (height, width) or (height, width, channels) of whole numbers 0 to 255."
+                f"Column {column!r}, row {row} holds a {type(image).__name__}, not an image. Name the image column "
+                "with --image-column (in Python, columns=Columns(image=...)); arrays must be (height, width) or "
+                "(height, width, channels) of whole numbers 0 to 255."
             )
         array = array.astype(np.uint8)
         image = Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)

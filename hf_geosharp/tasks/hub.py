@@ -54,7 +54,9 @@ def find_source(model_id: str | os.PathLike[str], revision: str | None = None, t
     path = Path(name).expanduser()
     if path.is_dir():
         if revision is not None:
-            raise UsageError(f"{name} is a folder here, which has no revision {revision!r}: leave out --revision.")
+            raise UsageError(
+                f"{name} is a folder here, which has no revision {revision!r}: leave out revision (--revision)."
+            )
         return Source(name, folder=path)
     if path.is_file():
         raise ModelError(f"{name} is a file. Pass the folder that holds the model's config.json and weights.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
 
-_HINT = 'Say which is which with --label-map \'{"label of the data": "label of the model", ...}\'.'
+_HINT = 'Map them with label_map (--label-map): {"label in the data": "label of the model", ...}.'
 _TEXTS = ("string", "large_string")
 
 
@@ -49,7 +49,9 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
     """
     classes = int(config.num_labels)
     if getattr(config, "problem_type", None) == "multi_label_classification":
-        raise DataError("The model gives several labels a sample (multi-label); only one label a sample is supported.")
+        raise DataError(
+            "The model predicts several labels per sample (multi-label); only one label per sample is supported."
+        )
     if predicts_numbers(config):
         return LabelRule("regression", _regression_target, classes)
     ids = _model_ids(config)
@@ -88,22 +90,23 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
     if value is None:
         raise DataError(f"The label is missing ({where}).")
     if isinstance(value, (list, tuple, dict)):
-        raise DataError(f"The label {value!r} ({where}) is not one label; only one label a sample is supported.")
+        raise DataError(f"The label {value!r} ({where}) is not a single label; only one label per sample is supported.")
     try:
         label = rule.convert(value)
     except (KeyError, ValueError, TypeError) as error:
         if rule.how == "regression":
             raise DataError(
                 f"The label {value!r} ({where}) is not a number, and the model has one output (num_labels = 1): "
-                "it predicts a number. Choose the column with --label-column."
+                "it predicts a number. Choose the column with --label-column (in Python, columns=Columns(label=...))."
             ) from error
-        raise DataError(f"The label {value!r} ({where}) is no class of the model. {_HINT}") from error
+        raise DataError(f"The label {value!r} ({where}) is not a class of the model. {_HINT}") from error
     if rule.how == "regression":
         return label
     if label == -1:
         raise DataError(
-            f"The label is -1 ({where}); allowed is 0 to {rule.classes - 1}. This split has no labels, as test splits "
-            "often: choose another with --split, or score without labels (--labels model)."
+            f"The label is -1 ({where}); allowed is 0 to {rule.classes - 1}. This split has no labels, as is "
+            "common for test splits: choose another split (--split), or score without labels: labels 'model' (--labels "
+            "model)."
         )
     if not 0 <= label < rule.classes:
         raise DataError(
@@ -141,7 +144,8 @@ def _class_label_rule(names: list[str], ids: dict[str, int], classes: int, colum
     if not known and (_is_generic(ids) or nameless):
         warnings.warn(
             f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(list(ids))}) cannot be "
-            "compared by name; their numbers are taken to mean the same. If they do not, pass --label-map.",
+            "matched by name; their numbers are assumed to mean the same. If they do not, pass label_map "
+            "(--label-map).",
             GeosharpWarning,
             stacklevel=4,
         )

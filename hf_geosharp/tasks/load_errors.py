@@ -29,8 +29,8 @@ def load_error(source: Source, error: Exception, trusted: bool, *, weights: bool
         return unreachable
     if not found:
         return ModelError(
-            f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}): save them beside it. The "
-            "symmetries of the architecture alone need none: hf-geosharp inspect --random-init."
+            f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}): save them next to it. The "
+            "symmetries of the architecture need no weights: hf-geosharp inspect --random-init."
         )
     return ModelError(f"{source.id} does not load: {type(error).__name__}: {text or 'no message'}")
 
@@ -39,5 +39,5 @@ def needs_code(source: Source) -> ModelError:
     """What to tell where a model needs code that the user has not allowed to run."""
     return ModelError(
         f"{source.id} needs Python code from its own repository. Read that code; if you trust it, "
-        "pass --trust-remote-code."
+        "pass trust_remote_code (--trust-remote-code)."
     )

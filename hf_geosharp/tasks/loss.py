@@ -125,7 +125,7 @@ def _target(logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels
     import torch
 
     if logits.shape[-1] == 1:
-        raise UsageError("The model has one output (a regression), which is no distribution: it needs labels.")
+        raise UsageError("The model has one output (a regression), which is not a distribution: it needs labels.")
     if logits.ndim < 3:
         return {TARGET_LOGITS: logits}
     if from_labels and "labels" in batch:

@@ -46,14 +46,16 @@ def load_model(
         HubError: The Hub does not give it.
     """
     if dtype not in DTYPES:
-        raise UsageError(f"The dtype {dtype!r} cannot be used: a score is taken in {' or '.join(DTYPES)}.")
+        raise UsageError(f"The dtype {dtype!r} cannot be used: a score is computed in {' or '.join(DTYPES)}.")
     import transformers
 
     target = find_device(device)
     source = find_source(model_id, revision, token)
     if params == "lora":
         if dtype != DTYPES[0]:
-            raise UsageError(f"The dtype {dtype!r} does not go with params 'lora': the base stays as it is stored.")
+            raise UsageError(
+                f"The dtype {dtype!r} cannot be combined with params 'lora': the base stays as it is stored."
+            )
         return load_adapter(source, target, task, trust_remote_code, allow_missing)
     raw, source = read_config(source)
     refuse_quantised(source, raw)

@@ -125,7 +125,7 @@ def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | No
     if architecture and task is None:
         warnings.warn(
             f"{source.id}: its config.json names {architecture}, a class that transformers does not have and the "
-            "repository has no code for; taken as the model without a head. Pass --task for another class.",
+            "repository has no code for; the model without a head is used. Pass task (--task) for another class.",
             GeosharpWarning,
             stacklevel=2,
         )
@@ -134,7 +134,7 @@ def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | No
     if auto not in own and type(config) not in getattr(transformers, mapping.removesuffix("_NAMES")):
         kind = f" for {task.name}" if task is not None else ""
         raise ModelError(
-            f"{source.id}: transformers has no model{kind} that takes a {type(config).__name__}. Pass another --task, "
-            "or name the model's class in architectures of its config.json."
+            f"{source.id}: transformers has no model{kind} that takes a {type(config).__name__}. Pass another "
+            "task (--task), or name the model's class in architectures of its config.json."
         )
     return getattr(transformers, auto)

@@ -75,7 +75,7 @@ def prepare(
         GeosharpError: See there; UsageError for another ``labels``.
     """
     if labels not in LABELS:
-        raise UsageError(f"There is no --labels {labels!r}: it is {' or '.join(LABELS)}.")
+        raise UsageError(f"labels is {labels!r}; it is {' or '.join(LABELS)}.")
     loaded = load_model(
         model_id,
         task=task,
@@ -128,7 +128,7 @@ def prepare_loaded(
         GeosharpError: See `prepare`; UsageError also for a configuration or a split of data that are in memory.
     """
     if labels not in LABELS:
-        raise UsageError(f"There is no --labels {labels!r}: it is {' or '.join(LABELS)}.")
+        raise UsageError(f"labels is {labels!r}; it is {' or '.join(LABELS)}.")
     options: dict[str, Any] = {
         "samples": samples,
         "batch_size": batch_size,
@@ -145,7 +145,9 @@ def prepare_loaded(
         )
         batches, how = make_batches(dataset, loaded, **options)
     elif data_config is not None or split is not None:
-        raise UsageError("A configuration and a split can be chosen of data that are named, not of data in memory.")
+        raise UsageError(
+            "A configuration and a split can be chosen only for data that are given by name, not for data in memory."
+        )
     else:
         identity = {}
         batches, how = batches_from(data, loaded.model, processor=loaded.processor, task=loaded.task, **options)

@@ -72,8 +72,8 @@ def report_missing(source: Source, missing: list[str], unexpected: list[str], na
         text += f" It has {len(unexpected)} that {name} has no place for: {_some(unexpected)}."
     if not allowed:
         raise ModelError(
-            f"{text} They would be random numbers. Pass the fine-tuned model, or the --task that the checkpoint was "
-            "trained for, or allow it (--allow-missing, allow_missing=True)."
+            f"{text} They would be random numbers. Pass the fine-tuned model, or the task (--task) that the "
+            "checkpoint was trained for, or allow it with allow_missing (--allow-missing)."
         )
     warnings.warn(f"{text} They are random numbers.", GeosharpWarning, stacklevel=4)
 

@@ -1,4 +1,4 @@
-"""Settings of a Trainer under which the value would be lost, or taken for its opposite."""
+"""Settings of a Trainer under which the value would be lost, or misread as its opposite."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool
     """
     if not attached and (args.report_to or every != "evaluate"):
         yield (
-            "the callback does not know its trainer: the value is in log_history, but reporters "
-            f"({', '.join(args.report_to) or 'none'}) and printed records outside an evaluation go without. Use "
+            "the callback is not attached to its trainer: the value is in log_history, but reporters "
+            f"({', '.join(args.report_to) or 'none'}) and printed records outside an evaluation do not get it. Use "
             "GeodesicSharpnessCallback(...).attach(trainer) instead of callbacks=[...]"
         )
     if every == "evaluate" and str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "no":
-        yield "every='evaluate' measures with each evaluation, and eval_strategy is 'no': set it, or every="
+        yield "every='evaluate' measures with each evaluation, but eval_strategy is 'no': set eval_strategy, or every="
     if state.is_hyper_param_search:
         yield (
-            "a hyperparameter search without compute_objective adds up all metrics of an evaluation, this one "
-            "included: pass compute_objective"
+            "a hyperparameter search without compute_objective adds up all metrics of an evaluation, including "
+            "this one: pass compute_objective"
         )
     best = args.metric_for_best_model or ""
     if best == name or (best.startswith("eval_") and best.endswith(name)):
@@ -42,9 +42,9 @@ def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool
 def _choosing(args: Any, best: str, every: str | int, limit: float | None) -> Iterator[str]:
     needs = f"metric_for_best_model is {best!r}, which needs a value in each evaluation"
     if every != "evaluate":
-        raise UsageError(f"{needs}: every='evaluate'")
+        raise UsageError(f"{needs}: use every='evaluate'")
     if limit is not None:
-        raise UsageError(f"{needs}, and max_fraction leaves some out: lower samples or steps instead")
+        raise UsageError(f"{needs}, but max_fraction skips some: lower samples or steps instead")
     if args.greater_is_better is not False:
         yield (
             f"metric_for_best_model is {best!r} and greater_is_better is {args.greater_is_better}: the sharpest model "

@@ -32,42 +32,42 @@ T = TypeVar("T")
 
 
 class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures geodesic sharpness while a Trainer trains, and logs it beside the evaluation's own metrics.
+    """Measures geodesic sharpness during training, and logs it with the evaluation's own metrics.
 
     The value is ``eval_geodesic_sharpness`` in the record of an evaluation (``<prefix>_<name>`` in general), with the
-    seconds it took as ``eval_geodesic_sharpness_runtime``; the record of the end of the training has the sum of the
-    seconds and their share of the training. Where no value could be taken it is NaN, which is never the best.
+    seconds it took as ``eval_geodesic_sharpness_runtime``; the record of the end of training has the sum of the seconds
+    and their share of the training time. A value that could not be measured is NaN, which is never the best.
 
-    Use ``GeodesicSharpnessCallback(...).attach(trainer)``: the callback is then the first, and reporters get the
-    value too. With ``callbacks=[...]`` the reporters have the record before it is complete.
+    Use ``GeodesicSharpnessCallback(...).attach(trainer)``: the callback then comes first, and reporters get the value
+    too. With ``callbacks=[...]`` the reporters see the record before it is complete.
 
-    The training is the same as without the callback, bit for bit. Every process measures, and all take the first
-    one's value.
+    Training is the same as without the callback, bit for bit. Every process measures, and all use the value of the
+    first one.
 
     Args:
-        data: what to measure on: a data set whose rows the Trainer's collator makes batches of, or batches (a list of
-            dicts of tensors, or a DataLoader of them; one ball each). By default rows of the training data.
+        data: the data to measure on: a data set, whose rows the Trainer's collator turns into batches, or batches (a
+            list of dicts of tensors, or a DataLoader of them; one ball each). The default is rows of the training data.
         every: "evaluate" (with each evaluation), "epoch", or a number of steps.
         metric, geodesic, symmetries, rho, ascent, steps, starts, seed, average, damping: as for
-            :func:`hf_geosharp.score`; of several radii the first one's value is logged.
-        params: "all" measures an adapted model merged, on a copy; "lora" its adapter alone, where it is.
-        samples, batch_size: how many rows, in batches of what size; one ball a batch.
+            :func:`hf_geosharp.score`; with several radii the value at the first is logged.
+        params: "all" measures a model with an adapter merged, on a copy; "lora" its adapter alone, in place.
+        samples, batch_size: number of rows, and of rows per batch; each batch has its own ball.
         micro_batch: samples that go through the model at once; by default as many as in training, or one with gradient
             checkpointing.
-        reproducibility: whether one batch is run again to see that rounding does not decide the value.
-        loss: "model" (its own loss), "trainer" (what the Trainer's ``compute_loss`` gives; needs ``attach``), or a
-            function of outputs and batch. By default the model's own, with a warning where the Trainer has another.
-        max_fraction: leaves out measurements so that their share of the training's time stays below it. How long one
-            takes is known after the first, which is always taken.
-        on_error: "warn" goes on training when a measurement fails, without a value; "raise" stops. What can be known
-            at the beginning of the training is raised there in any case.
-        name: of the value in the records; a second callback on the same Trainer needs another.
+        reproducibility: whether one batch is run again to check that rounding does not decide the value.
+        loss: "model" (its own loss), "trainer" (that of the Trainer's ``compute_loss``; needs ``attach``), or a
+            function of outputs and batch. The default is the model's own, with a warning if the Trainer uses another.
+        max_fraction: skips measurements so that their share of the training time stays below it. How long one takes is
+            known only after the first, which is always taken.
+        on_error: "warn" continues training without a value when a measurement fails; "raise" stops. Errors that can be
+            detected at the start of training are raised there in either case.
+        name: name of the value in the records; a second callback on the same Trainer needs another one.
 
     Attributes:
         results: (global step, :class:`~hf_geosharp.SharpnessResult`) of every measurement.
 
     Raises:
-        UsageError: arguments that are none of the choices, or out of range.
+        UsageError: an argument is not one of the choices, or is out of range.
     """
 
     def __init__(
@@ -120,17 +120,17 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._said: set[str] = set()
 
     def attach(self, trainer: Any) -> GeodesicSharpnessCallback:
-        """Makes this the first of the trainer's callbacks, so that everything that logs gets the value; returns itself.
+        """Makes this the trainer's first callback, so that everything that logs gets the value; returns itself.
 
         Raises:
             UsageError: it is attached to another trainer, or another callback has its name there.
         """
         if self._trainer not in (None, trainer):
-            raise UsageError("this callback is attached to another trainer; make one for each")
+            raise UsageError("this callback is attached to another trainer; create one for each")
         callbacks = trainer.callback_handler.callbacks
         for other in callbacks:
             if isinstance(other, GeodesicSharpnessCallback) and other is not self and other.name == self.name:
-                raise UsageError(f"another callback of this trainer logs {self.name!r}; give this one another name=")
+                raise UsageError(f"another callback of this trainer logs {self.name!r}; pass another name= to this one")
         if self in callbacks:
             callbacks.remove(self)
         callbacks.insert(0, self)
@@ -316,8 +316,8 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
             return lambda model, batch: trainer.compute_loss(model, batch, return_outputs=True)
         if self._loss is None and trainer is not None and (how := other_loss(trainer)) is not None:
             self._say(
-                f"the trainer {how}; what is measured is the loss that the model itself returns. loss='trainer' "
-                "measures the trainer's, loss='model' leaves this warning out"
+                f"the trainer {how}, but the loss measured is the one that the model itself returns. loss='trainer' "
+                "measures the trainer's, loss='model' silences this warning"
             )
         return None
 

@@ -56,8 +56,8 @@ def is_rows(data: Any) -> bool:
         raise UsageError(f"data holds several sets ({', '.join(map(str, data))}); pass one of them")
     if isinstance(data, (IterableDataset, datasets.IterableDataset)):
         raise UsageError(
-            "The data to measure on are a stream, out of which no fixed rows can be chosen, and reading ahead in it "
-            "could change the training. Pass data=: a data set with a length, or a list of batches."
+            "The data to measure on are streamed, so no fixed rows can be chosen from them, and reading ahead could "
+            "change the training. Pass data=: a data set with a length, or a list of batches."
         )
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple))
 
@@ -92,7 +92,7 @@ def find_source(data: Any, model: nn.Module, args: Any, trainer: Any = None, loa
 
 def _checked(source: Source) -> Source:
     if not is_rows(source.rows) and not isinstance(source.rows, (list, tuple)):
-        raise UsageError(f"no rows can be chosen out of a {type(source.rows).__name__}: pass data=")
+        raise UsageError(f"rows cannot be chosen from a {type(source.rows).__name__}: pass data=")
     return source
 
 

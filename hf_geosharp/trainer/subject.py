@@ -67,8 +67,8 @@ def _check_sharded(model: nn.Module, params: str) -> None:
         )
     if _notices(model, False, movable(model, params)):
         raise UnsupportedModelError(
-            "the weights have gradient hooks, which a measurement would set off, and are sharded over processes, so "
-            "that no copy can be measured instead"
+            "the weights have gradient hooks, which a measurement would trigger, and are sharded over processes, so "
+            "no copy can be measured instead"
         )
 
 
@@ -138,8 +138,8 @@ def _copied(model: nn.Module, why: str) -> nn.Module:
         twin = copy.deepcopy(model)
     except Exception as error:
         raise UnsupportedModelError(
-            f"{type(model).__name__} has to be copied to be measured, because {why}, and cannot be "
-            f"({type(error).__name__}: {error})."
+            f"{type(model).__name__} has to be copied to be measured, because {why}, but cannot be "
+            f"copied ({type(error).__name__}: {error})."
         ) from error
     for p in twin.parameters():
         p.grad = None

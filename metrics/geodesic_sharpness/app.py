@@ -22,7 +22,7 @@ metric = GeodesicSharpness()
 def measure(
     model_id: str, data: str, measure_with: str, rho: float, samples: float, batch_size: float, steps: float
 ) -> tuple[float, Any]:
-    """The score, and all that is known about it; radius 0 and no data stand for the defaults."""
+    """The score and the full result; radius 0 and no data stand for the defaults."""
     try:
         found = metric.compute(
             model_id=model_id.strip(),
@@ -42,16 +42,16 @@ def measure(
 
 with gr.Blocks(title="Geodesic sharpness") as page:
     fields = [
-        gr.Textbox("demo:digits-vit", label="Model: an id of the Hub, or demo:digits-vit, demo:vader-bert"),
-        gr.Textbox("", label="Data set: an id of the Hub; empty for the one that the model card names"),
+        gr.Textbox("demo:digits-vit", label="Model: an id on the Hub, or demo:digits-vit, demo:vader-bert"),
+        gr.Textbox("", label="Data set: an id on the Hub; empty for the one named by the model card"),
         gr.Dropdown(list(METRICS), value="inv", label="Metric of the ball"),
         gr.Number(0, label="Radius; 0 for the metric's default"),
         gr.Number(128, precision=0, label="Samples"),
-        gr.Number(64, precision=0, label="Samples in one ball"),
-        gr.Number(10, precision=0, label="Steps of the ascent"),
+        gr.Number(64, precision=0, label="Samples per ball"),
+        gr.Number(10, precision=0, label="Maximum number of ascent steps"),
     ]
     button = gr.Button("Measure")
-    results = [gr.Number(label="Geodesic sharpness, in nats"), gr.JSON(label="The whole result")]
+    results = [gr.Number(label="Geodesic sharpness, in units of the loss"), gr.JSON(label="Full result")]
     button.click(measure, inputs=fields, outputs=results)
     gr.Markdown(CARD)
 

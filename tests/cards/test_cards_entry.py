@@ -111,7 +111,7 @@ def test_what_is_no_finite_number_is_refused(field: str, number: Any) -> None:
 
 @pytest.mark.parametrize("field", ["stderr", "base_loss"])
 def test_neither_does_nan_reach_the_text(field: str) -> None:
-    with pytest.raises(CardError, match="no finite number"):
+    with pytest.raises(CardError, match="not a finite number"):
         card.merge(BEFORE, make_result(**{field: math.nan}), MODEL)
 
 

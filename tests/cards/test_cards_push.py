@@ -289,7 +289,7 @@ def test_out_of_reach(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_id(hub: StandIn) -> None:
-    with pytest.raises(HubError, match="no id of a model"):
+    with pytest.raises(HubError, match="not the id of a model"):
         at("a--b/..").read()
 
 

@@ -18,7 +18,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "rule as the first line": (b"---\n# Title\n\ntext\n", "closes it"),
     "only a fence": (b"---\n", "closes it"),
     "fences in CR": (b"---\rlicense: mit\r---\rtext", "closes it"),
-    "blanks after the opening fence": (b"--- \nlicense: mit\n---\n", "blanks follow"),
+    "blanks after the opening fence": (b"--- \nlicense: mit\n---\n", "followed by spaces"),
     "two opening fences": (b"---\n---\nlicense: mit\n---\n", "two lines ---"),
     "broken YAML": (b"---\nlicense: [mit\n---\n", "not valid YAML"),
     "tabs": (b"---\ntags:\n\t- a\n---\n", "not valid YAML"),
@@ -28,19 +28,19 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "end of a document": (b"---\na: 1\n...\n---\n", "edited safely"),
     "key twice": (b"---\nlicense: mit\ntags: []\nlicense: apache-2.0\n---\n", "'license' twice"),
     "key twice below": (b"---\na:\n  b: 1\n  b: 2\n---\n", "'b' twice"),
-    "list": (b"---\n- license\n- mit\n---\n", "no mapping"),
-    "text": (b"---\njust text\n---\n", "no mapping"),
-    "null": (b"---\n~\n---\n", "no mapping"),
+    "list": (b"---\n- license\n- mit\n---\n", "not a mapping"),
+    "text": (b"---\njust text\n---\n", "not a mapping"),
+    "null": (b"---\n~\n---\n", "not a mapping"),
     "flow style": (b"---\n{license: mit}\n---\n", "flow style"),
     "flow style index": (b"---\nmodel-index: [{name: x, results: []}]\n---\n", "flow style"),
     "flow style model": (b"---\nmodel-index:\n- {name: x, results: []}\n---\n", "flow style"),
     "flow style results": (b"---\nmodel-index:\n- name: x\n  results: [{a: 1}]\n---\n", "flow style"),
     "JSON": (b'---\n{"license": "mit", "model-index": []}\n---\n', "flow style"),
     "empty list over lines": (b"---\nmodel-index:\n- name: x\n  results: [\n  ]\n---\n", "over several lines"),
-    "index is text": (b"---\nmodel-index: later\n---\n", "no list of models"),
-    "index is a mapping": (b"---\nmodel-index:\n  name: x\n---\n", "no list of models"),
-    "models are text": (b"---\nmodel-index:\n- x\n---\n", "no model"),
-    "results are a mapping": (b"---\nmodel-index:\n- name: x\n  results:\n    a: 1\n---\n", "are no list"),
+    "index is text": (b"---\nmodel-index: later\n---\n", "not a list of models"),
+    "index is a mapping": (b"---\nmodel-index:\n  name: x\n---\n", "not a list of models"),
+    "models are text": (b"---\nmodel-index:\n- x\n---\n", "not a model"),
+    "results are a mapping": (b"---\nmodel-index:\n- name: x\n  results:\n    a: 1\n---\n", "are not a list"),
     "anchor in the index": (b"---\nmodel-index:\n- name: &n x\n  results: []\nbase: *n\n---\n", "anchors"),
     "alias in the index": (b"---\nbase: &b [1]\nmodel-index:\n- name: x\n  results: *b\n---\n", "anchors"),
     "index is an alias": (b"---\nbase: &b\n- name: x\nmodel-index: *b\n---\n", "anchors"),
@@ -86,5 +86,5 @@ def test_the_line_of_the_first_byte_that_is_not_utf8_is_named() -> None:
 def test_a_name_that_holds_a_marker_is_refused() -> None:
     # Names are escaped in the text, but a command is quoted as it is.
     result = make_result(data={**RESULT.data, "columns": {"text": START}})
-    with pytest.raises(CardError, match="marker of its own"):
+    with pytest.raises(CardError, match="its own marker"):
         card.merge(b"# T\n", result, MODEL)

@@ -90,7 +90,7 @@ def test_the_card_of_a_demo_is_printed(run: Run, score_file: str) -> None:
     done = run("card", "demo:vader-bert", "--result", score_file, "-q")
     before = (demos.path("vader-bert") / "README.md").read_bytes()
     assert done.stdout_bytes == card.merge(before, make_result(), "vader-bert")
-    assert "warning: the score is of small-bert, the card of vader-bert" in done.stderr
+    assert "warning: the score is of small-bert, but the card is of vader-bert" in done.stderr
 
 
 def test_a_score_of_another_model_needs_to_be_forced(run: Run, tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_score_of_another_model_needs_to_be_forced(run: Run, tmp_path: Path) -
     path.write_text(make_result(model={**make_result().model, "id": "demo:digits-vit", "revision": None}).to_json())
     done = run("card", "demo:vader-bert", "--result", str(path), "-q")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "the score is of digits-vit, the card of vader-bert. Take the score of that model, or pass --force" in (
+    assert "the score is of digits-vit, but the card is of vader-bert. Use a score of vader-bert, or pass --force" in (
         done.stderr
     )
     done = run("card", "demo:vader-bert", "--result", str(path), "--force", "-q")
     assert done.exit_code == 0
-    assert "warning: the score is of digits-vit, the card of vader-bert" in done.stderr
+    assert "warning: the score is of digits-vit, but the card is of vader-bert" in done.stderr
     assert run("card", "demo:digits-vit", "--result", str(path), "-q").stderr == ""
     assert run("card", "demo:digits-vit", "--force").exit_code == 2
 
@@ -187,8 +187,8 @@ def test_without_matplotlib_it_says_how_to_get_it(
         (["--create-pr"], "--create-pr needs --push"),
         (["--no-create-pr"], "--create-pr needs --push"),
         (["--commit-message", "x"], "--commit-message needs --push"),
-        (["--result", "r.json", "--steps", "3"], "--steps is for taking a score, and --result takes none"),
-        (["--remove", "--rho", "1"], "--rho is for taking a score, and --remove takes none"),
+        (["--result", "r.json", "--steps", "3"], "--steps is for computing a score, which --result does not do"),
+        (["--remove", "--rho", "1"], "--rho is for computing a score, which --remove does not do"),
         (["--push"], "--push needs the id of a model on the Hub"),
     ],
 )
@@ -278,14 +278,14 @@ def test_a_score_of_another_model_of_the_hub_is_not_pushed(shell: Shell, score_f
     shell.hub.add("me/large-bert", CARD)
     done = shell("me/large-bert", "--result", score_file, "--push")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "the score is of me/small-bert, the card of me/large-bert" in done.stderr
+    assert "the score is of me/small-bert, but the card is of me/large-bert" in done.stderr
     assert shell.hub.count("commit") == 0
 
 
 def test_elsewhere_a_pull_request_is_opened(shell: Shell, score_file: str) -> None:
     done = shell("you/small-bert", "--result", score_file, "--push")
     assert done.returncode == 0, done.stderr
-    assert "warning: the score is of me/small-bert, the card of you/small-bert" in done.stderr
+    assert "warning: the score is of me/small-bert, but the card is of you/small-bert" in done.stderr
     assert done.stdout.strip() == f"{shell.hub.url}/you/small-bert/discussions/1"
     assert shell.hub.repos["you/small-bert"].card() == CARD
 

@@ -69,10 +69,10 @@ def test_parts_are_ranked_and_said_not_to_add_up(result_with: Make) -> None:
     text = text_of(result_with(per=parts, params="lora"))
     assert max(map(len, text.splitlines())) <= 80
     flat = " ".join(text.split())
-    assert "Where only one layer may move (these do not add up) 0.0140000 ± 0.0001 layer.13" in flat
+    assert "When only one layer is perturbed (the values do not add up) 0.0140000 ± 0.0001 layer.13" in flat
     assert "at most 0.00200000 2 others; --json has all" in flat
-    assert "may move the adapter alone (lora)" in flat
-    assert "may move" not in text_of(result_with())
+    assert "perturbed the adapter alone (lora)" in flat
+    assert "perturbed" not in text_of(result_with())
 
 
 def test_what_is_wrong_stands_out(result_with: Make) -> None:

@@ -111,7 +111,7 @@ def test_what_was_forced_together_is_marked_in_every_output(run: Run, zoo: list[
         (["one.json", "two.json", "--csv", "no/where.csv"], 1, "--csv: there is no folder"),
         (["one.json", "two.json", "--csv", "."], 1, "--csv: "),
         (["one.json", "two.json", "--plot", "p.gif"], 2, "ends in none of"),
-        (["one.json", "bad.json"], 1, "bad.json is no JSON"),
+        (["one.json", "bad.json"], 1, "bad.json is not the JSON of a result"),
         (["one.json", "./none"], 1, "no folder ./none"),
         ([], 2, "Missing argument"),
     ],
@@ -199,5 +199,5 @@ def test_bad_targets(run: Run, zoo: list[str], table: str, tmp_path: Path) -> No
     assert run("correlate", *zoo).exit_code == 2
     done = run("correlate", *zoo, "--target", table, "--by", "adaptive")
     assert done.exit_code == 2
-    assert "--baselines takes more along" in done.stderr
+    assert "score with baselines (--baselines) to have more" in done.stderr
     assert run("correlate", *zoo, "--target", "model-index:f1").exit_code in (1, 4)

@@ -291,7 +291,7 @@ def test_layers_that_are_alike_are_one() -> None:
     assert "query.weight <> key.weight" in seen
     assert "symmetry 1,179,648 dimensions (qk 589,824, vo 589,824)" in seen
     assert "effective 108,820,352 parameters" in seen
-    assert "outputs move by 3.0e-15 along the orbit, by 0.5 when it is broken on purpose" in seen
+    assert "outputs change by 3.0e-15 along the orbit, by 0.5 when the symmetry is broken on purpose" in seen
 
 
 def test_all_shows_every_layer_and_head() -> None:
@@ -347,7 +347,7 @@ def test_nothing_found_and_nothing_verified() -> None:
     empty = make(sites=[], health=[], deviation=None, control=None, totals=Totals(20, 0, 20, {}))
     seen = flat(text_of(empty))
     assert "symmetry 0 dimensions effective 20 parameters" in seen
-    assert "none was verified; found on 2 batches made up from the config" in seen
+    assert "none: not verified; found on 2 batches made up from the config" in seen
     assert "Health" not in seen
 
 

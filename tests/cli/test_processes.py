@@ -61,7 +61,7 @@ def test_inside_a_launched_world_no_more_are_started(
     monkeypatch.setenv("RANK", "0")
     done = run("score", "--processes", "2")
     assert done.exit_code == 2
-    assert "this is one of 4 processes that a launcher has started" in " ".join(done.stderr.split())
+    assert "this is already one of 4 processes that a launcher has started" in " ".join(done.stderr.split())
     assert (scoring.calls, launched) == ([], [])
 
 

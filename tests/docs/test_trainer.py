@@ -52,4 +52,4 @@ def test_files_that_are_named_exist() -> None:
 def test_the_defaults_that_are_named_are_the_defaults() -> None:
     defaults = {n: p.default for n, p in inspect.signature(GeodesicSharpnessCallback).parameters.items()}
     assert f"`samples` ({defaults['samples']})" in PAGE
-    assert f"`batch_size` ({defaults['batch_size']}; one ball a batch)" in PAGE
+    assert f"`batch_size` ({defaults['batch_size']}; one ball per batch)" in PAGE

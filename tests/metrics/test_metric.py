@@ -427,8 +427,8 @@ def test_the_model_comes_back_as_it_was(metric: Any, bert: Any, tokenizer: Any, 
         ({"model_id": "a", "predictions": ["a", 5]}, DataError, r"\[1\] is of type int among texts"),
         ({"model_id": "a", "predictions": ["a", None]}, DataError, r"\[1\] is missing among texts"),
         ({"model_id": "a", "predictions": [["a", "b"]]}, DataError, r"\[0\] is of type list"),
-        ({"model_id": "a", "predictions": np.zeros((2, 4, 4))}, DataError, "no image: arrays must be"),
-        ({"model_id": "a", "predictions": np.full((2, 4, 4), 256)}, DataError, "no image: arrays must be"),
+        ({"model_id": "a", "predictions": np.zeros((2, 4, 4))}, DataError, "not an image: arrays must be"),
+        ({"model_id": "a", "predictions": np.full((2, 4, 4), 256)}, DataError, "not an image: arrays must be"),
         ({"model_id": "a", "predictions": ["a", "b"], "references": [1]}, DataError, "2 predictions and 1 references"),
         ({"model_id": "a", "predictions": ["a", "b"], "references": ["x", 1]}, DataError, r"references\[1\] is of"),
         ({"model_id": "a", "predictions": ["a"], "references": [[1]]}, DataError, r"references\[0\] is of type list"),
@@ -447,15 +447,15 @@ def test_errors_that_need_the_model(metric: Any, bert: Any, bert_folder: str, ro
         metric.compute(model_id=bert_folder, predictions=texts, **QUICK_ID)
     with pytest.raises(DataError, match=r"label is missing \(column 'label', row 3\)"):
         metric.compute(model_id=bert_folder, predictions=texts, references=[0, 1, 0, None, 0, 1, 0, 1], **QUICK_ID)
-    with pytest.raises(DataError, match="no class of the model"):
+    with pytest.raises(DataError, match="not a class of the model"):
         metric.compute(model_id=bert_folder, predictions=texts, references=["good"] * 8, **QUICK_ID)
-    with pytest.raises(DataError, match="no class of the model"):
+    with pytest.raises(DataError, match="not a class of the model"):
         metric.compute(model_id=bert_folder, predictions=texts, references=[0.5] * 8, **QUICK_ID)
     with pytest.raises(DataError, match="fewer than one batch of 128"):
         metric.compute(model_id=bert_folder, predictions=texts, references=labels, device="cpu")
     with pytest.raises(UsageError, match="processor="):
         metric.compute(model=bert, predictions=texts, references=labels, **QUICK)
-    with pytest.raises(UsageError, match="of data that are named"):
+    with pytest.raises(UsageError, match="only for data that are given by name"):
         metric.compute(model_id=bert_folder, data=rows, split="test", **QUICK_ID)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (Path(bert_folder) / name).unlink(missing_ok=True)

@@ -102,7 +102,7 @@ def test_what_a_result_says_is_text() -> None:
     assert EVIL in shown.text
     # In names and settings, in checks and warnings, and in the pictures.
     assert shown.text.count("alert(") >= 15
-    label = next(a["aria-label"] for a in shown.all("svg") if "Sharpness where" in str(a["aria-label"]))
+    label = next(a["aria-label"] for a in shown.all("svg") if "Sharpness when" in str(a["aria-label"]))
     assert EVIL in str(label)
 
 
@@ -135,13 +135,13 @@ SECTIONS = [
     "Warnings",
     "Over the radius",
     "Where the worst perturbation lives",
-    "When only one part may move",
+    "When only one part is perturbed",
     "The way to the worst perturbation",
     "Batch by batch",
     "Other measures at the same radius",
     "Symmetries",
 ]
-ALWAYS = ["How it was taken", "Settings", "Model", "Data", "Cost and versions", "To take it again"]
+ALWAYS = ["How it was computed", "Settings", "Model", "Data", "Cost and versions", "To reproduce it"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -169,7 +169,7 @@ def test_sections_without_data_are_not_there() -> None:
     [
         ({"warnings": []}, "Warnings"),
         ({"share": {}}, "Where the worst perturbation lives"),
-        ({"per": ()}, "When only one part may move"),
+        ({"per": ()}, "When only one part is perturbed"),
         ({"profile": None}, "The way to the worst perturbation"),
         ({"baselines": {}}, "Other measures at the same radius"),
         ({"pairs": PairSummary(0, 0)}, "Symmetries"),
@@ -194,7 +194,7 @@ def test_the_words_are_those_of_the_case_and_the_metric() -> None:
     average = page_of(full(mode="average", ascent="none", metric="euclidean", profile=None)).text
     assert "Random perturbations" in average
     assert "Euclidean sharpness" in average
-    assert "Search settled" not in average
+    assert "Search converged" not in average
     model = page_of(full(data={"id": "d.csv", "labels": "model"})).text
     assert "so it starts from 0" in model
     numbers = page_of(full(data={"id": "d.csv", "labels": "regression"})).text

@@ -197,7 +197,10 @@ def test_a_radius_may_be_any_number_or_sequence_of_numbers(rho: Any) -> None:
 
 def test_a_name_is_no_model_and_no_loss() -> None:
     model: Any = "bert"
-    with pytest.raises(UsageError, match="the model is 'bert', and no module: score_pretrained takes the name"):
+    with pytest.raises(
+        UsageError,
+        match="the model is 'bert', not a module; to score a model by its name or folder call score_pretrained",
+    ):
         score(model, bert_batches(1))
     with pytest.raises(UsageError, match="loss is 'model'; it is a function of outputs and batch"):
         score(bert(), bert_batches(1), loss=model.replace("bert", "model"))

@@ -352,7 +352,7 @@ def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(as
     assert mix.geodesic_sharpness == 0
     assert not mix.per_batch[0].converged
     assert mix.per_batch[0].stopped == "lost"
-    assert any("0 is no measurement" in text and "inv" in text for text in mix.warnings)
+    assert any("0 is not a measurement" in text and "inv" in text for text in mix.warnings)
     assert inv.geodesic_sharpness > 0
     assert not inv.warnings
 

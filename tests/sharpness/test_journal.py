@@ -274,7 +274,7 @@ def test_a_line_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal-0.jsonl").write_text('{"mine": true}\n')
-    with pytest.raises(UsageError, match="is no journal of hf-geosharp"):
+    with pytest.raises(UsageError, match="is not a journal of hf-geosharp"):
         run(tmp_path)
 
 

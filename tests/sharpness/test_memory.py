@@ -135,7 +135,7 @@ def test_without_auto_it_ends_with_what_helps(micro_batch: int | None) -> None:
     model = bert()
     Small(model, 4)
     with pytest.raises(
-        ModelError, match=r"out of memory with 6 samples at a time\. A micro-batch that.*'auto'"
+        ModelError, match=r"out of memory with 6 samples at a time\. A smaller micro_batch.*'auto'"
     ) as told:
         quick(model, bert_batches(1), micro_batch=micro_batch)
     assert "CUDA out of memory" in str(told.value.__cause__)

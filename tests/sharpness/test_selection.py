@@ -277,9 +277,9 @@ def _lines(folder: Path) -> list[str]:
     ("options", "message"),
     [
         ({"per": "block"}, "per is 'block'; it is one of layer, head, kind"),
-        ({"per": "head", "metric": "adaptive"}, "the metric adaptive knows no heads: use inv or mix"),
-        ({"per": "layer", "average": True}, "per, profile and starts are of the worst case"),
-        ({"profile": True, "average": True}, "per, profile and starts are of the worst case"),
+        ({"per": "head", "metric": "adaptive"}, "the metric adaptive does not distinguish heads: use inv or mix"),
+        ({"per": "layer", "average": True}, "per, profile and starts are available only for the worst case"),
+        ({"profile": True, "average": True}, "per, profile and starts are available only for the worst case"),
         ({"average": True, "steps": 3}, "steps is 3: .* an even number is needed"),
         ({"params": "adapter"}, "params is 'adapter'; it is one of all, lora"),
     ],

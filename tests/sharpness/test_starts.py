@@ -187,7 +187,7 @@ def test_a_journal_of_other_starts_is_refused(tmp_path: Any) -> None:
 
 
 def test_the_average_case_has_none_and_there_is_at_least_one() -> None:
-    with pytest.raises(UsageError, match="starts are of the worst case"):
+    with pytest.raises(UsageError, match="starts are available only for the worst case"):
         take(starts=2, average=True)
     with pytest.raises(UsageError, match="starts is 0; at least 1"):
         take(starts=0)

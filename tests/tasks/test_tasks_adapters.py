@@ -79,7 +79,7 @@ def test_an_adapter_brings_its_classifier_along(mlm_folder, tmp_path):
 
 def test_what_is_no_adapter_or_none_that_fits(bert_folder, adapter_folder, tmp_path):
     folder, _ = adapter_folder
-    with pytest.raises(UsageError, match="is no adapter: the folder has no adapter_config"):
+    with pytest.raises(UsageError, match="is not an adapter: the folder has no adapter_config"):
         load(bert_folder, params="lora")
     with pytest.raises(UsageError, match="stays as it is stored"):
         load(folder, params="lora", dtype="float64")

@@ -122,7 +122,7 @@ def test_images_in_memory(vit_folder):
         assert batches[0]["pixel_values"].shape == (4, 1, 8, 8)
     for odd in (1.5, 1, [[0.5] * 8] * 8, [[300] * 8] * 8):
         rows = datasets.Dataset.from_dict({"image": [odd] * 4, "label": ["0"] * 4})
-        with pytest.raises(DataError, match=r"'image', row \d holds no image"):
+        with pytest.raises(DataError, match=r"'image', row \d holds a \w+, not an image"):
             batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
 
 

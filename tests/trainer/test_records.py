@@ -204,7 +204,7 @@ def test_epochs_and_steps_have_records_of_their_own(tmp_path: Path, every: Any, 
 def test_epochs_without_attach_are_in_the_history(tmp_path: Path) -> None:
     callback = GeodesicSharpnessCallback(every="epoch", **QUICK)
     trained = trainer(tmp_path, callbacks=[callback])
-    with pytest.warns(GeosharpWarning, match="does not know its trainer"):
+    with pytest.warns(GeosharpWarning, match="is not attached to its trainer"):
         trained.train()
     found = [record for record in trained.state.log_history if "geodesic_sharpness" in record]
     assert [(record["step"], record["epoch"]) for record in found] == [(6, 1.0), (12, 2.0)]
