@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.section import number
 from hf_geosharp.figures import KINDS
-from hf_geosharp.sharpness.choices import title_of
+from hf_geosharp.sharpness.choices import METRICS, title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 """A name and what is said of it."""
 
-_QUOTIENT = (
-    "on the quotient by the symmetries that were found on the model: weights that differ only by these have the same "
-    "score"
-)
-_LENGTHS = {
-    "inv": f"as the relative change of each factor, {_QUOTIENT}",
-    "mix": f"as the absolute change of the products of the factors, {_QUOTIENT}",
-    "adaptive": "relative to each weight, without the model's symmetries: the same function with other weights can "
-    "have another score",
-    "euclidean": "as it is, without the model's symmetries: the same function with other weights can have another "
-    "score",
-}
 _ORDERS = {"first": "first order", "second": "second order", "exact": "exact"}
 _SEARCHES = {"secant": "secant ascent", "apgd": "Auto-PGD", "none": "none"}
 _FOLDED = {
@@ -97,7 +85,8 @@ def meaning(result: SharpnessResult) -> list[str]:
             f"Random perturbations of the weights of length about ρ = {result.rho:g} raise the loss by this much on "
             f"average, in {result.unit} ({of}, {counted(result.steps, 'draw', 'draws')} each)."
         )
-    length = _LENGTHS.get(result.metric, f"by the metric {result.metric}")
+    known = METRICS.get(result.metric)
+    length = known.length if known else f"by the metric {result.metric}"
     return [f"{what} {_base(result)}", f"Length is measured {length}."]
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _QUOTIENT = (
-    "on the quotient by the symmetries that were found on the model: the score is the same for all weights that they "
-    "make of one another"
+    "on the quotient by the symmetries that were found on the model: weights that differ only by these have the same "
+    "score"
 )
-_NO_QUOTIENT = "without the model's symmetries: the same function at other weights can have another score"
+_NO_QUOTIENT = "without the model's symmetries: the same function with other weights can have another score"
 
 
 @dataclass(frozen=True)
