@@ -163,7 +163,8 @@ def conditions(result: SharpnessResult) -> dict[str, Any]:
 
 def unit_of_scores(settings: Mapping[str, Any]) -> str:
     """In what the losses of scores with these :func:`conditions` are told."""
-    return unit_of({"labels": settings.get("labels"), "loss": settings.get("data", {}).get("loss")})
+    model = {name: settings[name] for name in ("task",) if name in settings}
+    return unit_of({"labels": settings.get("labels"), "loss": settings.get("data", {}).get("loss")}, model)
 
 
 def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str]:

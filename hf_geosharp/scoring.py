@@ -23,7 +23,7 @@ from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, task_of_model
 from hf_geosharp.tasks.loaded import LoadedModel
-from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
+from hf_geosharp.tasks.loss import attach_model_targets, divergence
 from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare_loaded
 from hf_geosharp.wrappers import as_written, unwrap
@@ -164,7 +164,7 @@ def score(
         content = _content(batches) if world.size > 1 or output is not None else None
         if labels == "model":
             batches = attach_model_targets(model, batches, task, dtype=wide, params=params)
-            loss = kl_to_model
+            loss = divergence(model)
             data_identity = {**data_identity, "labels": "model"}
         elif loss is not None:
             data_identity = {**data_identity, "loss": loss_name(loss)}

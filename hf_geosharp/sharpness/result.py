@@ -142,9 +142,15 @@ class Profile:
 NATS, UNITS = "nats", "units of the loss"
 
 
-def unit_of(data: Mapping[str, Any]) -> str:
-    """The unit of a loss on these data (a result's ``data``): nats, unless it is a regression or a custom loss."""
-    return UNITS if data.get("labels") == "regression" or data.get("loss") is not None else NATS
+def unit_of(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """The unit of a loss, from the ``data`` and the ``model`` of a result: nats, unless it may be something else.
+
+    That is a regression, a custom loss, or the own loss of a model of no known task: a squared error, or a sum.
+    """
+    if data.get("labels") == "model":
+        return NATS
+    other = data.get("labels") == "regression" or data.get("loss") is not None or model.get("task", "") is None
+    return UNITS if other else NATS
 
 
 @dataclass(frozen=True)
@@ -197,7 +203,7 @@ class SharpnessResult:
     @property
     def unit(self) -> str:
         """The unit of the losses and their rises: "nats", or "units of the loss" for other losses."""
-        return unit_of(self.data)
+        return unit_of(self.data, self.model)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; keys in a fixed order."""

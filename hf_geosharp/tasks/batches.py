@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
@@ -129,7 +130,7 @@ def batches_from(
         DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
     """
     _check_sizes(samples, batch_size)
-    if max_length is not None and not (_is_dataset(data) and _encoded_key(data, model) is None):
+    if max_length is not None and not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
         raise UsageError(
             "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
         )
@@ -139,7 +140,12 @@ def batches_from(
         return batches, identity | _label_kind(model, batches, task)
     if len(data) == 0:
         raise DataError("The data set is empty.")
-    if _encoded_key(data, model) is None:
+    if _encoded_key(_columns(data), model) is None:
+        if _transform(data) is not None:
+            raise UsageError(
+                f"The data set has a transform, whose rows have {_columns(data)}: none of them is an input of a "
+                f"{type(model).__name__}. Encode in the transform, or take it off (dataset.with_format(None))."
+            )
         loaded = _described(model, processor, task)
         batches, identity = make_batches(
             data,
@@ -312,10 +318,21 @@ def _is_dataset(data: Any) -> bool:
     return isinstance(data, datasets.Dataset)
 
 
-def _encoded_key(dataset: datasets.Dataset, model: Any) -> str | None:
+def _encoded_key(columns: Iterable[str], model: Any) -> str | None:
     """The column of model inputs, if the rows are encoded already."""
     names = {getattr(model, "main_input_name", None), "input_ids", "pixel_values", "inputs_embeds", "input_features"}
-    return next((name for name in dataset.column_names if name in names), None)
+    return next((name for name in columns if name in names), None)
+
+
+def _transform(dataset: datasets.Dataset) -> Any:
+    """What ``with_transform`` or ``set_transform`` makes of rows when they are read; None without."""
+    found = dataset.format
+    return found["format_kwargs"].get("transform") if found["type"] == "custom" else None
+
+
+def _columns(dataset: datasets.Dataset) -> list[str]:
+    """What its rows have when they are read."""
+    return list(dataset.column_names if _transform(dataset) is None else dataset[:1])
 
 
 def _described(model: Any, processor: Any, task: Task | str | None) -> LoadedModel:
@@ -346,15 +363,19 @@ def _encoded_batches(
     floating: torch.dtype,
 ) -> tuple[list[Batch], dict[str, Any]]:
     accepted = accepted_keys(model)
-    called = {name: _renamed(name, accepted, dataset.column_names) for name in dataset.column_names}
+    there = _columns(dataset)
+    called = {name: _renamed(name, accepted, there) for name in there}
     names = [name for name in called if accepted is None or called[name] in accepted]
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples].tolist()
+    transform = _transform(dataset)
     # Without a format rows are plain lists and numbers, whatever the caller set for training.
-    rows = dataset.select_columns(names).with_format(None)[order]
+    plain = dataset.select_columns(names).with_format(None) if transform is None else dataset
+    rows = plain[order]
     encoded = [{called[name]: rows[name][i] for name in names} for i in range(len(order))]
     groups, identity = _whole_batches(encoded, samples, batch_size)
     batches = [collate(group, _padder(processor), floating) for group in groups]
-    return batches, {**identity, "seed": seed, "columns": {"encoded": names}}
+    how = {} if transform is None else {"transform": of_callable(transform)[:12]}
+    return batches, {**identity, "seed": seed, "columns": {"encoded": names}, **how}
 
 
 def _renamed(name: str, accepted: frozenset[str] | None, there: Iterable[str]) -> str:
@@ -373,13 +394,23 @@ def _given_batches(data: Any, model: Any, samples: int, floating: torch.dtype) -
     found = [_given_batch(batch, number, accepted, floating) for number, batch in enumerate(_limited(data, samples))]
     if not found:
         raise DataError("The data are empty: there is no batch.")
-    size = getattr(data, "batch_size", None)
+    size = getattr(data, "batch_size", None) or getattr(getattr(data, "batch_sampler", None), "batch_size", None)
     whole = [batch for batch in found if size is None or _rows(batch) == size]
     if not whole:
         raise DataError(f"The only batch has {_rows(found[0])} samples, fewer than the loader's batch_size of {size}.")
     dropped = sum(map(_rows, found)) - sum(map(_rows, whole))
     rows = [_rows(batch) for batch in whole]
-    identity = {"samples": sum(rows), "batch_size": rows[0], "batches": len(whole), "dropped": dropped}
+    identity: dict[str, Any] = {
+        "samples": sum(rows), "batch_size": rows[0], "batches": len(whole), "dropped": dropped,
+    }  # fmt: skip
+    if len(set(rows)) > 1:
+        identity["batch_size"] = [min(rows), max(rows)]
+        warnings.warn(
+            f"The batches have between {min(rows)} and {max(rows)} samples. Each is a ball of its own, in which few "
+            "samples are easier to hurt, and all count the same: leave out an incomplete one (drop_last=True).",
+            GeosharpWarning,
+            stacklevel=3,
+        )
     return whole, identity
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import ModelError, UsageError
@@ -46,7 +46,8 @@ def attach_model_targets(
 
     Raises:
         ModelError: The model gives no logits.
-        UsageError: The model has one output (regression), which is no distribution.
+        UsageError: The outputs are numbers (a regression), have classes along an axis that is not known, or padding
+            among them that cannot be told from the rest.
     """
     import torch
 
@@ -65,8 +66,19 @@ def attach_model_targets(
             same_random_numbers()
             logits = _logits(call(model, {key: value.to(device) for key, value in kept.items()})).detach().cpu()
             precise = logits if logits.dtype == torch.float64 else logits.float()
-            attached.append({**kept, **_target(precise, batch, keeps_labels)})
+            attached.append({**kept, **_target(model, precise, batch, keeps_labels)})
     return attached
+
+
+def divergence(model: Any) -> Callable[[Any, Mapping[str, torch.Tensor]], torch.Tensor]:
+    """The divergence from a model's own output: of one distribution over the classes, or of one for each class."""
+    return bernoulli_kl_to_model if _problem(model) == "multi_label_classification" else kl_to_model
+
+
+def _problem(model: Any) -> str | None:
+    """What the configuration says that a classifier's outputs are, if it says it."""
+    problem: str | None = getattr(getattr(model, "config", None), "problem_type", None)
+    return problem
 
 
 def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
@@ -111,21 +123,46 @@ def kl_to_model(outputs: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor
     """
     import torch
 
-    logits = _logits(outputs)
-    target = batch[TARGET_LOGITS].to(device=logits.device, dtype=logits.dtype)
-    mask = batch.get(TARGET_MASK)
-    if mask is not None:
-        counted = mask.to(device=logits.device, dtype=torch.bool)
-        logits, target = logits[counted], target[counted]
+    logits, target = _compared(outputs, batch)
     base = torch.log_softmax(target, dim=-1)
     return (base.exp() * (base - torch.log_softmax(logits, dim=-1))).sum(dim=-1)
 
 
-def _target(logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels: bool) -> dict[str, torch.Tensor]:
+def bernoulli_kl_to_model(outputs: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The same where each class is there or not by itself (several labels a sample), summed over the classes."""
+    from torch.nn.functional import logsigmoid
+
+    logits, target = _compared(outputs, batch)
+    there = logsigmoid(target).exp() * (logsigmoid(target) - logsigmoid(logits))
+    absent = logsigmoid(-target).exp() * (logsigmoid(-target) - logsigmoid(-logits))
+    return (there + absent).sum(dim=-1)
+
+
+def _compared(outputs: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and those of the unperturbed model, where they count."""
     import torch
 
-    if logits.shape[-1] == 1:
-        raise UsageError("The model has one output (a regression), which is not a distribution: it needs labels.")
+    logits = _logits(outputs)
+    target = batch[TARGET_LOGITS].to(device=logits.device, dtype=logits.dtype)
+    mask = batch.get(TARGET_MASK)
+    if mask is None:
+        return logits, target
+    counted = mask.to(device=logits.device, dtype=torch.bool)
+    return logits[counted], target[counted]
+
+
+def _target(
+    model: Any, logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels: bool
+) -> dict[str, torch.Tensor]:
+    import torch
+
+    if logits.shape[-1] == 1 or _problem(model) == "regression":
+        raise UsageError("The model's outputs are numbers (a regression), not a distribution: it needs labels.")
+    if logits.ndim > 3:
+        raise UsageError(
+            f"The model's logits have the shape {tuple(logits.shape)}, in which the axis of the classes is not known: "
+            "pass a loss of your own instead of labels='model'."
+        )
     if logits.ndim < 3:
         return {TARGET_LOGITS: logits}
     if from_labels and "labels" in batch:
@@ -133,8 +170,31 @@ def _target(logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels
     elif "attention_mask" in batch and batch["attention_mask"].shape == logits.shape[:2]:
         mask = batch["attention_mask"] != 0
     else:
-        mask = torch.ones(logits.shape[:-1], dtype=torch.bool)
+        mask = _positions(model, logits, batch)
     return {TARGET_LOGITS: logits, TARGET_MASK: mask.cpu().to(torch.int64)}
+
+
+def _positions(model: Any, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Which positions of logits count, (batch, positions), where the mask is not one of them: of frames of sound, say.
+
+    Raises:
+        UsageError: there is padding, and where it is among the logits is not known.
+    """
+    import torch
+
+    given = batch.get("attention_mask")
+    if given is None or bool((given != 0).all()):
+        return torch.ones(logits.shape[:-1], dtype=torch.bool)
+    frames = getattr(model, "_get_feature_vector_attention_mask", None)
+    if frames is not None:
+        mask: torch.Tensor = frames(logits.shape[1], given) != 0
+        if mask.shape == logits.shape[:2]:
+            return mask
+    raise UsageError(
+        f"The inputs are padded (attention_mask of shape {tuple(given.shape)}), and which of the logits of shape "
+        f"{tuple(logits.shape)} are padding is not known: pass inputs of one length, or a loss of your own instead of "
+        "labels='model'."
+    )
 
 
 def _logits(outputs: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
 from hf_geosharp.tasks.kinds import Task
 from hf_geosharp.tasks.loaded import LoadedModel
-from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model
+from hf_geosharp.tasks.loss import attach_model_targets, divergence
 from hf_geosharp.tasks.models import load_model
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def prepare_loaded(
     return Prepared(
         model=loaded.model,
         batches=batches,
-        loss=kl_to_model if labels == "model" else None,
+        loss=divergence(loaded.model) if labels == "model" else None,
         task=loaded.task,
         model_identity=loaded.identity,
         data_identity={**identity, **how, **({"labels": "model"} if labels == "model" else {})},

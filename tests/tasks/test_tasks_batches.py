@@ -5,14 +5,14 @@ from __future__ import annotations
 import datasets
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.collate import collate
 from hf_geosharp.tasks.kinds import find_task
 from hf_geosharp.tasks.loaded import LoadedModel
-from hf_geosharp.tasks.loss import attach_model_targets, kl_to_model, model_inputs
+from hf_geosharp.tasks.loss import attach_model_targets, bernoulli_kl_to_model, divergence, kl_to_model, model_inputs
 from hf_geosharp.tasks.models import load_model
 from tests.tasks.tiny import bert_config, make_images, make_tokenizer
 
@@ -136,6 +136,41 @@ def test_loaders_and_lists(model):
     batches, identity = batches_from([batch(), batch(labels=torch.tensor([0, 0, 0, 0]))], model, samples=1)
     assert identity["batches"] == 2
     assert batches[0]["input_ids"].dtype == torch.int64
+
+
+def test_a_transform_of_a_data_set_is_applied(vit_folder):
+    """As the model is trained on it, and told apart from others."""
+    loaded = load_model(vit_folder, device="cpu")
+    stored = datasets.Dataset.from_dict({"pixel_values": [[[[float(i)] * 8] * 8] for i in range(8)], "labels": [0] * 8})
+
+    def halved(rows):
+        return {"pixel_values": [torch.tensor(x) / 2 for x in rows["pixel_values"]], "label": rows["labels"]}
+
+    plain, before = batches_from(stored, loaded.model, samples=8, batch_size=8)
+    (half,), after = batches_from(stored.with_transform(halved), loaded.model, samples=8, batch_size=8)
+    torch.testing.assert_close(half["pixel_values"], plain[0]["pixel_values"] / 2)
+    assert torch.equal(half["labels"], plain[0]["labels"])
+    assert "transform" not in before
+    assert after["transform"] != batches_from(
+        stored.with_transform(lambda rows: {**halved(rows)}), loaded.model, samples=8, batch_size=8
+    )[1]["transform"]  # fmt: skip
+
+
+def test_a_transform_that_does_not_encode_is_refused(model):
+    upper = TEXTS.with_transform(lambda rows: {**rows, "text": [text.upper() for text in rows["text"]]})
+    with pytest.raises(UsageError, match=r"has a transform, whose rows have \['text', 'label'\]"):
+        batches_from(upper, model, processor=make_tokenizer(), **SIZES)
+
+
+def test_batches_of_different_sizes_are_warned_of(model):
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 10, "label": [0, 1] * 5}).with_format("torch")
+    with pytest.warns(GeosharpWarning, match="between 2 and 4 samples"):
+        _, identity = batches_from(list(DataLoader(rows, batch_size=4)), model)
+    assert (identity["batch_size"], identity["samples"]) == ([2, 4], 10)
+    by_sampler = DataLoader(rows, batch_sampler=BatchSampler(SequentialSampler(rows), 4, drop_last=False))
+    batches, identity = batches_from(by_sampler, model)
+    assert [len(one["labels"]) for one in batches] == [4, 4]
+    assert identity["dropped"] == 2
 
 
 def test_keys_for_the_loss_only(model):
@@ -269,6 +304,65 @@ def test_kl_is_that_of_the_distributions(model):
     torch.testing.assert_close(kl_to_model({"logits": moved}, batches[0]), expected)
     with pytest.raises(ModelError, match="no logits"):
         attach_model_targets(model.bert, [batch(labels=torch.zeros(4))], None)
+
+
+def test_several_labels_a_sample_are_several_distributions():
+    from transformers import BertForSequenceClassification
+
+    model = BertForSequenceClassification(bert_config(num_labels=4, problem_type="multi_label_classification")).eval()
+    (one,) = attach_model_targets(model, [batch()], None)
+    base, moved = one["_target_logits"], one["_target_logits"] + torch.tensor([0.5, -1.0, 2.0, 3.0])
+    p, q = (torch.distributions.Bernoulli(logits=x) for x in (base, moved))
+    expected = torch.distributions.kl_divergence(p, q).sum(-1)
+    assert divergence(model) is bernoulli_kl_to_model
+    torch.testing.assert_close(bernoulli_kl_to_model({"logits": moved}, one), expected)
+
+
+def test_outputs_that_are_no_distribution_over_a_known_axis_are_refused(model):
+    from transformers import BertForSequenceClassification
+
+    numbers = BertForSequenceClassification(bert_config(num_labels=4, problem_type="regression")).eval()
+    with pytest.raises(UsageError, match="regression"):
+        attach_model_targets(numbers, [batch()], None)
+
+    class Dense(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map = torch.nn.Conv2d(1, 3, 1)
+
+        def forward(self, pixel_values):
+            return {"logits": self.map(pixel_values)}
+
+    with pytest.raises(UsageError, match=r"shape \(2, 3, 4, 5\), in which the axis of the classes is not known"):
+        attach_model_targets(Dense(), [{"pixel_values": torch.zeros(2, 1, 4, 5)}], None)
+
+
+def test_padded_frames_of_sound_do_not_count():
+    import transformers
+
+    config = transformers.Wav2Vec2Config(
+        vocab_size=12, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, conv_dim=(8, 8),
+        conv_stride=(4, 2), conv_kernel=(4, 2), num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2,
+        num_feat_extract_layers=2,
+    )  # fmt: skip
+    model = transformers.Wav2Vec2ForCTC(config).eval()
+    mask = torch.ones(2, 320, dtype=torch.long)
+    mask[1, 80:] = 0
+    (one,) = attach_model_targets(model, [{"input_values": torch.randn(2, 320), "attention_mask": mask}], None)
+    lengths = model._get_feat_extract_output_lengths(mask.sum(-1))
+    assert one["_target_mask"].sum(-1).tolist() == lengths.tolist()
+    assert lengths[1] < lengths[0]
+
+    class Halving(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map = torch.nn.Linear(1, 3)
+
+        def forward(self, input_values, attention_mask):
+            return {"logits": self.map(input_values[:, ::2, None])}
+
+    with pytest.raises(UsageError, match=r"which of the logits of shape \(2, 160, 3\) are padding is not known"):
+        attach_model_targets(Halving(), [{"input_values": torch.randn(2, 320), "attention_mask": mask}], None)
 
 
 def test_targets_are_made_as_the_score_runs_the_model(model):

@@ -208,7 +208,7 @@ def test_regression(tmp_path):
     assert prepared.batches[0]["labels"].dtype == torch.float32
     assert prepared.data_identity["labels"] == "regression"
     assert torch.isfinite(run(prepared).loss)
-    with pytest.raises(UsageError, match="one output"):
+    with pytest.raises(UsageError, match="regression"):
         go(folder, path, samples=8, labels="model")
 
 
