@@ -56,6 +56,8 @@ class Ball:
         self.chart, self.objective, self.settings = chart, objective, settings
         self.number, self.split = number, split
         self._generator = torch.Generator().manual_seed(self._seed)
+        self.unfelt: list[str] = []
+        """Parameters that the loss has no gradient in."""
         self.base = self._base_point(gradient=not settings.average)
         self._part = None if part is None else part.within(chart.space)
         self.space = self._part or chart.space
@@ -110,6 +112,7 @@ class Ball:
             value = self.objective.evaluate(gradient)
         if not gradient or not math.isfinite(value):
             return value
+        self.unfelt = [n for n, leaf in self.chart.leaves.items() if all(p.grad is None for p, _ in leaf.members)]
         seen = reach.rows
         owners = {n: id(leaf.members[0][0]) for n, leaf in self.chart.leaves.items()}
         self.chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))

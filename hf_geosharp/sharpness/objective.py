@@ -15,7 +15,19 @@ from hf_geosharp.parallel import World
 from hf_geosharp.randomness import same_random_numbers
 from hf_geosharp.sharpness.ascent import Wanted, is_wanted
 from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
-from hf_geosharp.sharpness.parts import SETTLED, Batch, Weight, by_each_reading, proved_reading, rows, samples, uncut
+from hf_geosharp.sharpness.parts import (
+    SETTLED,
+    Batch,
+    Weight,
+    by_each_reading,
+    other_cut,
+    picked,
+    proved_reading,
+    rows,
+    same_by_another_cut,
+    samples,
+    uncut,
+)
 from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.symmetry.inputs import call
 
@@ -161,6 +173,55 @@ class Objective:
             self._micro.reading = reading
         return int(reading)
 
+    def check_parts(self, value: float) -> None:
+        """Makes sure that the batch's loss, which is ``value`` from its parts, is the same from others.
+
+        All ranks that share it have to call. A batch that goes through the model at once has no parts.
+
+        Raises:
+            UsageError: it is another one, so that the parts do not make the loss of the batch.
+        """
+        n = samples(self._whole)
+        size = self._micro.size(-(-n // self._world.size))
+        if self._uncut or size >= n or n < 2:
+            return
+        cut = other_cut(n, size)
+        mine = cut[self._world.rank :: self._world.size]
+        # Ranks of a sharded model run equally often.
+        idle = 0 if self._shards is None else -(-len(cut) // self._world.size) - len(mine)
+        device = next(self.model.parameters()).device
+
+        def loss(which: list[int]) -> float:
+            part = _moved(picked(self._whole, which), device)
+            same_random_numbers()
+            with torch.no_grad():
+                return float(self._mean_loss(part, compiled=False))
+
+        def share(which: list[int]) -> float:
+            weight = self._weight(picked(self._whole, which))
+            # A mean over nothing is no number.
+            found = loss(which) if weight or self._shards is not None else 0.0
+            return weight * found / self._total if weight else 0.0
+
+        def rounding() -> float:
+            return abs(loss(cut[0] + cut[0]) - loss(cut[0]))
+
+        try:
+            other = sum(map(share, mine))
+            for _ in range(idle):
+                loss(cut[0])
+        except (RuntimeError, MemoryError) as error:
+            if self._shards is not None or self._world.size > 1 or not is_out_of_memory(error):
+                raise
+            return  # other parts do not fit
+        finally:
+            if self._shards is not None:
+                self._shards.reset()
+        if self._world.size > 1:
+            other = self._world.sum(other)
+        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
+        same_by_another_cut(value, other, narrow[0] if narrow else torch.float32, rounding)
+
     def _weight(self, part: Batch) -> float:
         return by_each_reading(self._terms, part)[self._reading]
 
@@ -263,8 +324,8 @@ class Objective:
                 else:
                     scaled.backward()
 
-    def _mean_loss(self, piece: Batch) -> Tensor:
-        loss: Any = self.loss(call(self.model, piece, self._run), piece)
+    def _mean_loss(self, piece: Batch, *, compiled: bool = True) -> Tensor:
+        loss: Any = self.loss(call(self.model, piece, self._run if compiled else None), piece)
         if not isinstance(loss, Tensor):
             raise ModelError(
                 f"the loss is a {type(loss).__name__}, not a tensor: loss=(outputs, batch) has to return the losses of "

@@ -148,6 +148,37 @@ def proved_reading(
     return fitting[0], len(fitting) == 1
 
 
+def other_cut(count: int, size: int) -> list[list[int]]:
+    """The samples of a batch in parts of a size, cut elsewhere than from the first on; single ones in pairs."""
+    order = [(i + size // 2) % count for i in range(count)]
+    return [order[start : start + max(size, 2)] for start in range(0, count, max(size, 2))]
+
+
+def same_by_another_cut(value: float, other: float, dtype: torch.dtype, rounding: Callable[[], float]) -> None:
+    """Makes sure that the loss of a batch does not depend on how it is cut into parts.
+
+    Args:
+        value: the loss, from the parts; other: from others.
+        dtype: the narrowest that the model computes in.
+        rounding: what it makes of the loss where parts have other sizes; asked for only where it is in question.
+
+    Raises:
+        UsageError: it does: a mean that is weighted by class or leaves labels out, or a loss of samples together.
+    """
+    if not (math.isfinite(value) and math.isfinite(other)):
+        return
+    size = max(abs(value), abs(other), FLOOR)
+    deviation, settled = abs(value - other) / size, SETTLED.get(dtype, NARROW)
+    if settled < deviation <= ROUNDED:
+        settled = max(settled, 2 * rounding() / size)
+    if deviation > settled:
+        raise UsageError(
+            f"the loss of the batch is {value:.6g} from its parts, and {other:.6g} from other parts of the same batch, "
+            "as where it is weighted by class or leaves out labels: it is not made of the losses of samples, so the "
+            "batch has to go through the model at once, on one process: leave out micro_batch and shard 'samples'"
+        )
+
+
 def _most_unlike(batch: Batch, single: Sequence[Sequence[float]], scored: Sequence[int]) -> list[int]:
     """The two samples whose numbers of terms are furthest apart by the first reading that tells any apart.
 

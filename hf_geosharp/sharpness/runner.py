@@ -32,6 +32,9 @@ from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.sharpness.starts import told
 from hf_geosharp.symmetry.map import SymmetryMap
 
+MOST_UNFELT = 1 << 24
+"""Entries of parameters without a gradient that are tried."""
+
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
 
@@ -94,6 +97,8 @@ class Runner:
         self._chart: tuple[str, Chart] | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, Selection] = {}
+        self._felt = False
+        """Whether parameters without a gradient have been looked at."""
         self._stored: dict[int, float] = {}
         """Losses of batches at the weights as they are stored, before anything is folded."""
 
@@ -240,6 +245,9 @@ class Runner:
         ball = Ball(chart, objective, settings, number=job.batch, split=self.split, part=part)
         if not math.isfinite(ball.base):
             return self._not_finite(job, ball.base, settings)
+        if job.stage == SCORE:
+            objective.check_parts(ball.base)
+            self._check_felt(ball)
         if job.stage == SCORE and not self._is_stored_loss(job.batch, ball.base):
             return ball.base
         if part is not None and not settings.average and ball.still:
@@ -264,6 +272,38 @@ class Runner:
         self._in_step(scores, ball.end)
         passes = Passes(objective.forwards, objective.backwards)
         return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
+
+    def _check_felt(self, ball: Ball) -> None:
+        """Parameters without a gradient are in no perturbation: told if the loss depends on them all the same, once.
+
+        That is so where a forward pass detaches what it computed, or computes under ``torch.no_grad``.
+        """
+        if self._felt or not ball.unfelt or self.borrowed.shards is not None:
+            return
+        self._felt = True
+        leaves, taken, size = [self.borrowed.leaves[name] for name in ball.unfelt], [], 0
+        for leaf in leaves:
+            size += leaf.tensor.numel()
+            if size > MOST_UNFELT:
+                break
+            taken.append((leaf.tensor, leaf.tensor.detach().clone()))
+        generator = torch.Generator().manual_seed(0)
+        try:
+            with torch.no_grad():
+                for tensor, held in taken:
+                    tensor.add_(0.1 * held.std(unbiased=False) * torch.randn(held.shape, generator=generator).to(held))
+            moved = self._objective(ball.number).evaluate(False)
+        finally:
+            with torch.no_grad():
+                for tensor, held in taken:
+                    tensor.copy_(held)
+        noise = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(ball.base), LEAST_LOSS)
+        if not abs(moved - ball.base) <= noise:
+            shown = ", ".join(ball.unfelt[:3]) + ", ..." * (len(ball.unfelt) > 3)
+            self.notes.warn(
+                f"the loss depends on parameters in which it has no gradient, for the forward pass detaches them or "
+                f"runs under torch.no_grad: they are not perturbed (without a gradient: {len(ball.unfelt)}, {shown})"
+            )
 
     def _stored_losses(self, symmetries: SymmetryMap, known: Container[int]) -> dict[int, float]:
         """Losses at the stored weights, by batch; of batches of one :func:`structure` one is enough.

@@ -201,8 +201,10 @@ def readings(task: Task | None, batch: Mapping[str, Any]) -> tuple[float, ...]:
         mask = batch.get(TARGET_MASK)
         return (float(len(batch[TARGET_LOGITS]) if mask is None else mask.sum()),)
     count, labels = _samples(batch), batch.get("labels")
-    if labels is None or labels.ndim < 2 or labels.is_floating_point():
+    if labels is None or labels.ndim == 0 or labels.is_floating_point():
         return count, 1.0
+    if labels.ndim == 1:
+        return float((labels != IGNORED).sum()), count, 1.0
     tokens = [float((counted != IGNORED).sum()) for counted in (labels, labels[:, 1:])]
     if task is not None and task.shifted:
         tokens.reverse()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp import score
-from hf_geosharp.errors import DataError, GeosharpError, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.sharpness.settings import radii_of
 from tests.sharpness.test_borrow import Snapshot, in_use
 from tests.sharpness.tiny import bert, bert_batches
@@ -216,3 +216,38 @@ def test_radii_come_in_whatever_holds_numbers(rho: Any) -> None:
 def test_what_holds_none_is_refused(rho: Any) -> None:
     with pytest.raises(UsageError, match="rho is"):
         radii_of(rho)
+
+
+class Detached(nn.Module):
+    """Half of it, or what nothing reads, takes part without a gradient."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.backbone, self.head, self.spare = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 4)
+        self.how = how
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        with torch.set_grad_enabled(self.how != "no_grad" and torch.is_grad_enabled()):
+            y = torch.tanh(self.backbone(x))
+        y = self.head(y.detach() if self.how == "detach" else y)
+        return SimpleNamespace(loss=nn.functional.cross_entropy(y, labels), logits=y)
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detach"])
+def test_parameters_that_the_loss_depends_on_without_a_gradient_are_told(how: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = {"x": torch.randn(8, 4, generator=generator), "labels": torch.arange(8) % 3}
+    model = Detached(how)
+    before = Snapshot(model)
+    with pytest.warns(GeosharpWarning, match=r"without a gradient: 4, backbone.weight, backbone.bias"):
+        result = score(model, [batch, batch], metric="adaptive", steps=2)
+    before.check()
+    assert sum("in which it has no gradient" in text for text in result.warnings) == 1
+
+
+def test_parameters_that_nothing_reads_are_no_matter() -> None:
+    batch = {"x": torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), "labels": torch.arange(8) % 3}
+    result = score(Detached("all"), [batch], metric="adaptive", steps=2)
+    assert result.warnings == []

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from benchmarks import subjects
 from hf_geosharp import score
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.objective import Objective
-from hf_geosharp.sharpness.parts import excerpt, rows, samples, uncut
+from hf_geosharp.sharpness.parts import excerpt, other_cut, rows, samples, uncut
 from hf_geosharp.tasks.kinds import readings, task_of_model
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches, randomise
 
@@ -270,3 +270,47 @@ def test_a_model_that_draws_random_numbers_draws_the_same_at_every_point(average
     result = score(model, [batch], rho=1e-6, average=average, steps=6)
     assert abs(result.geodesic_sharpness) < 1e-5
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# --------------------------------------------------------------------------------------------------------- other cuts
+
+
+def test_another_cut_has_every_sample_once_and_other_neighbours() -> None:
+    for count, size in ((8, 1), (8, 2), (9, 4), (5, 3), (2, 1)):
+        cut = other_cut(count, size)
+        assert sorted(i for part in cut for i in part) == list(range(count))
+        usual = [list(range(start, min(start + size, count))) for start in range(0, count, size)]
+        assert {frozenset(part) for part in cut} != {frozenset(part) for part in usual}
+
+
+def rare(outputs: Any, batch: Batch) -> Tensor:
+    """The first two classes have the same weight, the third another."""
+    return nn.functional.cross_entropy(outputs.logits, batch["labels"], weight=torch.tensor([1.0, 1.0, 20.0]))
+
+
+def ignoring(outputs: Any, batch: Batch) -> Tensor:
+    """Leaves out a class that only the loss knows of."""
+    return nn.functional.cross_entropy(outputs.logits, batch["labels"], ignore_index=2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("loss", [rare, ignoring])
+def test_what_two_samples_do_not_show_is_seen_by_another_cut(loss: Any, size: int) -> None:
+    model, (batch,) = bert(), bert_batches(1, size=8)
+    batch["labels"] = torch.tensor([0, 1, 0, 2, 1, 0, 2, 1])
+    options: dict[str, Any] = {"loss": loss, "steps": 2, "reproducibility": False, "metric": "adaptive"}
+    assert score(model, [batch], **options).geodesic_sharpness > 0
+    # A part of nothing but what is left out has no mean.
+    with pytest.raises((UsageError, ModelError), match=r"from other parts of the same batch|any step is nan"):
+        score(model, [batch], micro_batch=size, **options)
+
+
+def test_labels_that_are_left_out_are_no_terms_of_a_classifier_s_loss() -> None:
+    model, (batch,) = bert(), bert_batches(1, size=8)
+    batch["labels"] = torch.tensor([0, -100, 1, 2, -100, -100, 1, 0])
+    options: dict[str, Any] = {"steps": 2, "reproducibility": False, "metric": "adaptive"}
+    whole = score(model, [batch], **options)
+    for size in (1, 3):
+        parts = score(model, [batch], micro_batch=size, **options)
+        assert parts.base_loss == pytest.approx(whole.base_loss, rel=1e-6)
+        assert parts.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-4)
