@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 FEWEST = 4
 """Models; with three the smallest p-value that a permutation can give is 1/3."""
 
+FEWEST_FOR_INTERVALS = 8
+"""Models; of fewer a percentile bootstrap covers much less than it says."""
+
 RESAMPLES = 9999
 MODEL_INDEX = "model-index:"
 
@@ -170,6 +173,11 @@ def correlate(
     notes = list(notes_on(results))
     if unknown:
         notes.append(f"left out of {target_name}, because no result belongs to them ({len(unknown)}): {_some(unknown)}")
+    if len(results) < FEWEST_FOR_INTERVALS:
+        notes.append(
+            f"no intervals: of fewer than {FEWEST_FOR_INTERVALS} models a bootstrap makes them far too narrow; the "
+            "p-values hold for any number"
+        )
     return Correlation(
         by=by,
         target=target_name,
@@ -200,8 +208,13 @@ def _statistic(name: str, x: Array, y: Array, seed: int, resamples: int) -> Stat
     value = float(_VALUES[name](x, y))
     exact = math.factorial(len(x)) <= resamples
     rows = max(1, _AT_ONCE // len(x) ** 2)
+
+    def held_against(side: Array, axis: int = -1) -> Array:
+        return form(side, y, axis=axis)
+
+    # One side is enough: both together would be as many as the square of that.
     test = stats.permutation_test(
-        (x, y), form, permutation_type="pairings", vectorized=True, n_resamples=math.inf if exact else resamples,
+        (x,), held_against, permutation_type="pairings", vectorized=True, n_resamples=math.inf if exact else resamples,
         batch=rows, alternative="two-sided", **_seeded(stats.permutation_test, seed),
     )  # fmt: skip
     rng = np.random.default_rng(seed)
@@ -209,7 +222,7 @@ def _statistic(name: str, x: Array, y: Array, seed: int, resamples: int) -> Stat
     drawn = np.concatenate([form(x[part], y[part], axis=-1) for part in np.array_split(chosen, -(-resamples // rows))])
     drawn = drawn[np.isfinite(drawn)]
     interval = None
-    if 2 * len(drawn) > resamples:
+    if len(x) >= FEWEST_FOR_INTERVALS and 2 * len(drawn) > resamples:
         low, high = np.quantile(drawn, [0.025, 0.975])
         interval = float(low), float(high)
     return Statistic(name, value, interval, float(test.pvalue), exact)

@@ -89,6 +89,25 @@ def test_the_interval_is_the_percentile_bootstrap_of_scipy() -> None:
     assert ours == pytest.approx((theirs.low, theirs.high), abs=0.03)
 
 
+@pytest.mark.parametrize(("models", "has"), [(7, False), (8, True)])
+def test_few_models_have_no_intervals_which_would_be_too_narrow(models: int, has: bool) -> None:
+    found = correlate(zoo([float(i) for i in range(models)]), target([float(i % 5) for i in range(models)]))
+    assert all((held.interval95 is not None) is has for held in found.statistics)
+    assert any("no intervals: of fewer than 8 models" in note for note in found.notes) is not has
+
+
+@pytest.mark.slow
+def test_the_intervals_of_eight_models_without_a_relation_mostly_have_zero_in_them() -> None:
+    """At the fewest models that have some: within twice the nominal 5 % for ranks."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(300):
+        x, y = rng.normal(size=(2, 8))
+        low, high = correlation._statistic("Kendall tau-b", x, y, 0, 999).interval95 or (0.0, 0.0)
+        missed += not low <= 0 <= high
+    assert missed <= 30
+
+
 def test_a_perfect_order() -> None:
     found = correlate(zoo([1, 2, 3, 4]), target([10, 20, 30, 40]))
     assert {name: held.value for name, held in statistics(found).items()} == pytest.approx(

@@ -16,6 +16,7 @@ from hf_geosharp import demos, find_symmetries, score
 from hf_geosharp.symmetry.fold import Gain
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.parameters import put, wide_copy
+from tests.sharpness.tiny import bert, bert_batches
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = " ".join((ROOT / "docs" / "what-the-number-means.md").read_text(encoding="utf-8").split())
@@ -87,3 +88,20 @@ def test_turning_the_stream_of_a_model_with_rms_norms_moves_the_score_and_not_th
                 p.copy_(q @ p if re.search(r"(o_proj|down_proj)\.weight$", name) else p @ q.T)
     assert torch.allclose(outputs(), before @ q.T, rtol=0, atol=1e-5)
     assert abs(measured() / value - 1) > 0.01
+
+
+def test_the_average_case_and_not_the_worst_depends_on_words_that_no_sample_has() -> None:
+    def scores(words: int, **options: object) -> float:
+        model = bert(vocab_size=words)
+        # The words that the samples have are the same, in a row of the same size.
+        model.bert.embeddings.word_embeddings.weight.data[:20] = bert().bert.embeddings.word_embeddings.weight.data
+        for name, p in bert().named_parameters():
+            if "word_embeddings" not in name:
+                model.get_parameter(name).data.copy_(p.data)
+        options = {"metric": "adaptive", "reproducibility": False, "dtype": "float64", **options}
+        return score(model.double(), bert_batches(1), **options).geodesic_sharpness  # type: ignore[arg-type]
+
+    worst = [scores(words, rho=0.1, steps=5) for words in (20, 4000)]
+    assert worst[0] == pytest.approx(worst[1], rel=1e-6)
+    average = [scores(words, rho=3.0, steps=40, average=True) for words in (20, 4000)]
+    assert average[0] > 2 * average[1] > 0

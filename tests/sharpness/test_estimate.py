@@ -13,10 +13,11 @@ from scipy import stats
 from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score
+from hf_geosharp.comparable import Named, check_comparable
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.scoring import make_twin
 from hf_geosharp.sharpness.progress import Progress
-from hf_geosharp.sharpness.result import mean_with_error, student_quantile
+from hf_geosharp.sharpness.result import mean_with_error, student_quantile, unit_of
 from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 
@@ -499,3 +500,24 @@ def test_mean_and_error_are_the_textbook_ones() -> None:
     assert stderr == pytest.approx(float(stats.sem(data)))
     assert interval == pytest.approx(stats.t.interval(0.95, 3, mean, stderr))
     assert mean_with_error([2.0]) == (2.0, None, None)
+
+
+def test_the_precision_is_recorded_and_scores_of_different_ones_are_not_compared() -> None:
+    found = {dtype: score(bert(), bert_batches(2), steps=2, dtype=dtype) for dtype in (None, "float64")}
+    assert [r.model["dtype"] for r in found.values()] == ["float32", "float64"]
+    with pytest.raises(UsageError, match="dtype float64 here, float32"):
+        check_comparable([Named(str(dtype), result) for dtype, result in found.items()])
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "unit"),
+    [
+        ({"task": "text-classification"}, {}, "nats"),
+        ({"task": "text-classification"}, {"labels": "regression"}, "units of the loss"),
+        ({"task": "causal-lm"}, {"loss": "my.loss"}, "units of the loss"),
+        ({"task": None}, {}, "units of the loss"),
+        ({"task": None}, {"labels": "model"}, "nats"),
+    ],
+)
+def test_only_losses_that_are_known_to_be_logarithms_are_in_nats(model: Any, data: Any, unit: str) -> None:
+    assert unit_of(data, model) == unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score, scoring
 from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.journal import Journal, differences, digest, digest_batches, write_result
 from hf_geosharp.sharpness.result import BatchScore, Passes
@@ -253,6 +256,77 @@ def test_two_losses_of_one_name_are_told_apart(tmp_path: Path) -> None:
     killed_after(1, tmp_path, loss=one())
     with pytest.raises(UsageError, match="loss "):
         run(tmp_path, loss=other())
+
+
+def squared(outputs: Any, batch: Any, scale: float) -> Tensor:
+    return scale * outputs["loss"] ** 2
+
+
+def rooted(outputs: Any, batch: Any, scale: float) -> Tensor:
+    loss: Tensor = scale * outputs["loss"].sqrt()
+    return loss
+
+
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, outputs: Any, batch: Any) -> Tensor:
+        loss: Tensor = self.scale * outputs["loss"]
+        return loss
+
+
+def captured(scale: float) -> Callable[[Any, Any], Tensor]:
+    return lambda outputs, batch: scale * outputs["loss"]
+
+
+ONE, OTHER = (lambda o, b: o["loss"] + 1.0), (lambda o, b: o["loss"] + 2.0)
+
+LOSSES: dict[str, tuple[Any, Any]] = {
+    "functions in a partial": (partial(squared, scale=1.0), partial(rooted, scale=1.0)),
+    "arguments of a partial": (partial(squared, scale=1.0), partial(squared, scale=2.0)),
+    "what an object holds": (Scaled(1.0), Scaled(2.0)),
+    "what a function has captured": (captured(1.0), captured(2.0)),
+    "two on one line": (ONE, OTHER),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_losses_are_told_apart_by_what_they_compute(case: str, tmp_path: Path) -> None:
+    one, other = LOSSES[case]
+    assert loss_name(one) == loss_name(copy.copy(one))
+    assert loss_name(one) != loss_name(other)
+    run(tmp_path, loss=one)
+    with pytest.raises(UsageError, match="another run: loss"):
+        run(tmp_path, loss=other)
+
+
+def hooked(model: nn.Module) -> None:
+    model.classifier.register_forward_hook(lambda module, args, output: 10 * output)
+
+
+def swapped(model: nn.Module) -> None:
+    model.bert.encoder.layer[0].intermediate.intermediate_act_fn = nn.ReLU()
+
+
+def regressing(model: nn.Module) -> None:
+    model.config.problem_type = "regression"
+
+
+@pytest.mark.parametrize(("change", "what"), [(hooked, "code"), (swapped, "code"), (regressing, "problem")])
+def test_a_journal_of_another_function_with_the_same_weights_is_refused(
+    change: Callable[[Any], None], what: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"steps": 2, "metric": "adaptive", "reproducibility": False, "output": tmp_path}
+    model = bert(num_labels=3)
+    batches = [{**batch, "labels": torch.rand(6, 3)} for batch in bert_batches(1)]
+    first = score(model, batches, **options)
+    # The first pass has written down what the labels are.
+    assert model.config.problem_type == "multi_label_classification"
+    assert score(model, batches, **options).per_batch == first.per_batch
+    change(model)
+    with pytest.raises(UsageError, match=f"another run: {what}"):
+        score(model, batches, **options)
 
 
 def test_a_line_that_is_damaged_in_the_middle_is_named(tmp_path: Path) -> None:
