@@ -227,17 +227,26 @@ def score_pretrained(
     world: World | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> SharpnessResult:
-    """Computes the geodesic sharpness of a stored model: a Hub id, a folder, or ``demo:NAME`` (or ``demo:NAME-twin``).
+    """Geodesic sharpness of a stored model: a Hub id, a folder, or a shipped ``demo:NAME`` (or ``demo:NAME-twin``).
 
-    To score a model several times, pass the result of :func:`load_pretrained`, which then takes the loading options
-    (task, device, dtype, revision, trust_remote_code and allow_missing).
+    Args:
+        model_id: the model; or what :func:`load_pretrained` returns, to score it several times (it takes the options of
+            loading then: task, device, dtype, revision, trust_remote_code, allow_missing).
+        data: a data set's id, file or folder, or what :func:`score` takes. By default what the model's card names, the
+            demo's own data, or for language models a shipped text.
+        data_config, split: which configuration of a named data set, and which of its splits ("train" by default).
+        task: as in ``hf_geosharp.tasks.kinds``, e.g. "causal-lm"; "auto" takes it from the model.
+        device: "auto" (a GPU if there is one), or a torch device.
+        dtype: "float32" or "float64", in which the model is loaded and the score is taken.
+        revision, token, trust_remote_code: as in transformers.
+        columns: names of the columns, :class:`hf_geosharp.Columns`; the usual names are found.
+        label_map: from labels of the data to classes of the model.
+        allow_missing: score even if the checkpoint lacks weights, which are then random.
 
-    ``data`` is the id, file or folder of a data set, or any data that :func:`score` accepts; the default is the data
-    set named by the model's card, a demo's own data, or for language models a shipped text. All other arguments are
-    those of :func:`score` and :func:`hf_geosharp.tasks.prepare.prepare`.
+    Every other argument is that of :func:`score`.
 
     Raises:
-        GeosharpError: says what is wrong, where, and what to do; its exit code is that of the command line.
+        GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
     world = world or World.find(device, timeout)
     with world.together():
