@@ -97,8 +97,7 @@ def estimate(
             header = identity(borrowed, batches, settings, loss, data_digest, versions or {})
             agree(world, header)
         with _ledger(world, output, header, whole) as ledger:
-            runner = Runner(borrowed, batches, settings, loss, weight, track, notes, ledger)
-            proof = Proof(borrowed, batches, settings, track, runner.split, notes)
+            proof = Proof(borrowed, batches, settings, track, notes)
             if settings.params != "all":
                 proof.say_what_rounds()
             track.say("verify")
@@ -106,10 +105,11 @@ def estimate(
             same = {"symmetries": verified.map.dimension, "dropped": verified.map.dropped, "per": effective.per}
             agree(world, same)
             with checkpointed(model, effective.gradient_checkpointing):
-                parts = runner.parts(verified.map, effective)
-                runs = runner.run(verified.map, effective)
-                per = runner.scores_of(parts, verified.map, effective, runs)
-                reproducible, baselines = runner.evidence(verified.map, effective, runs)
+                runner = Runner(borrowed, batches, verified.map, effective, loss, weight, track, notes, ledger)
+                parts = runner.parts()
+                runs = runner.run()
+                per = runner.scores_of(parts, runs)
+                reproducible, baselines = runner.evidence(runs)
         stored = borrowed.stored_dtypes
     radii = effective.radii
     curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(set(radii))]

@@ -41,6 +41,11 @@ class Track:
     done: int = 0
     last: Progress | None = None
 
+    @property
+    def together(self) -> World:
+        """The ranks that take every step of a batch together, each with a part of its samples; this one otherwise."""
+        return self.world if self.shared else World()
+
     def report(self, stage: str, batch: int, rho: float) -> Callable[[int, float], None]:
         """What an ascent calls after each of its steps."""
 

@@ -28,13 +28,14 @@ COPY_LIMIT = 2 << 30
 
 
 class Proof:
-    """Of the symmetries of one borrowed model; ``split`` are the ranks that go through it together."""
+    """Of the symmetries of one borrowed model."""
 
     def __init__(
-        self, borrowed: Borrowed, batches: Sequence[Batch], settings: Settings, track: Track, split: World, notes: Notes
+        self, borrowed: Borrowed, batches: Sequence[Batch], settings: Settings, track: Track, notes: Notes
     ) -> None:
         self.borrowed, self.batches, self.settings = borrowed, batches, settings
-        self.track, self.split, self.notes = track, split, notes
+        self.track, self.notes = track, notes
+        self.split = track.together
 
     def symmetries(self) -> tuple[Verified, Settings]:
         """Found on the model, proved on its own data; without any, the settings turn adaptive.

@@ -15,6 +15,7 @@ from hf_geosharp.errors import GeosharpWarning, ModelError, WorldError
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ball import Ball
+from hf_geosharp.sharpness.base_point import BasePoint
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.compiled import compiled
@@ -32,21 +33,8 @@ from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.sharpness.starts import told
 from hf_geosharp.symmetry.map import SymmetryMap
 
-MOST_UNFELT = 1 << 24
-"""Entries of parameters without a gradient that are tried."""
-
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
-
-SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
-"""Relative difference between the loss of a batch at the stored weights and at the base point that is rounding."""
-
-LEAST_LOSS = 0.01
-"""Loss below which that is relative to this."""
-
-ROUNDINGS, MOVED, CONDITION = 3, 1e-6, 2.0
-"""How often the stored weights are moved to see what rounding makes where that is larger, by how little (relative), and
-the condition of the element that moves the pairs along their orbits."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +66,7 @@ class Runner:
         self,
         borrowed: Borrowed,
         batches: Sequence[Batch],
+        symmetries: SymmetryMap,
         settings: Settings,
         loss: Loss | None,
         weight: Weight | None,
@@ -85,11 +74,12 @@ class Runner:
         notes: Notes,
         ledger: Ledger,
     ) -> None:
-        self.borrowed, self.batches, self.settings = borrowed, batches, settings
+        """``symmetries`` are proved on the model, and ``settings`` are those that go with them."""
+        self.borrowed, self.batches = borrowed, batches
+        self.symmetries, self.settings = symmetries, settings
         self.loss, self.weight, self.track, self.notes = loss, weight, track, notes
         self.ledger = ledger
-        # Where a batch is split over ranks, they take every step together.
-        self.split = track.world if track.shared else World()
+        self.split = track.together
         self.sharing = World() if borrowed.shards is None else borrowed.shards.sharing(self.split)
         self._batch_notes: list[str] = []
         self.micro = MicroBatch(settings.micro_batch, self._less_memory)
@@ -97,10 +87,7 @@ class Runner:
         self._chart: tuple[str, Chart] | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, Selection] = {}
-        self._felt = False
-        """Whether parameters without a gradient have been looked at."""
-        self._stored: dict[int, float] = {}
-        """Losses of batches at the weights as they are stored, before anything is folded."""
+        self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._put_back, notes)
 
     def _less_memory(self, text: str) -> None:
         self._batch_notes.append(text)
@@ -108,19 +95,20 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------------------ scores
 
-    def run(self, symmetries: SymmetryMap, settings: Settings) -> Runs:
+    def run(self) -> Runs:
         """All batches at all radii."""
+        settings = self.settings
         jobs = [Job(SCORE, index) for index in range(len(self.batches))]
         if settings.on_nan == "stop":
             self.ledger.forget_skipped()
         known = self._resumed(jobs)
-        self._stored = self._stored_losses(symmetries, {o.job.batch for o in known})
+        self.base_point.expect(self._stored_losses({o.job.batch for o in known}))
         self._highest = max((o.at(settings.radii[0]).value for o in known if o.scores), default=-math.inf)
-        reduced = self._chart_of(jobs[0], symmetries, settings).reduced
+        reduced = self._chart_of(jobs[0]).reduced
         ahead = None
         if settings.reruns and settings.per is None:
             ahead = Ahead(REPRODUCIBILITY, settings.radii[0], FORESIGHT)
-        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh, ahead)
+        outcomes = self.ledger.run(jobs, self._do, self.track.refresh, ahead)
         self.notes += [note for o in outcomes for note in o.notes]
         scored = [o for o in outcomes if o.skipped is None]
         self.notes += told({rho: [o.at(rho) for o in scored] for rho in settings.radii})
@@ -134,23 +122,21 @@ class Runner:
             )
         return Runs(scored, skipped, reduced)
 
-    def parts(self, symmetries: SymmetryMap, settings: Settings) -> tuple[Selection, ...]:
+    def parts(self) -> tuple[Selection, ...]:
         """What the model is cut into, if that was asked for; told before anything is run."""
-        if settings.per is None:
+        if self.settings.per is None:
             return ()
-        found = selections(self._chart_of(Job(SCORE, 0), symmetries, settings), settings.per)
+        found = selections(self._chart_of(Job(SCORE, 0)), self.settings.per)
         self._parts = {_key(part): part for part in found}
-        self.track.total += settings.evaluations * len(found) * len(self.batches)
+        self.track.total += self.settings.evaluations * len(found) * len(self.batches)
         return found
 
-    def scores_of(
-        self, parts: Sequence[Selection], symmetries: SymmetryMap, settings: Settings, runs: Runs
-    ) -> tuple[PartScore, ...]:
+    def scores_of(self, parts: Sequence[Selection], runs: Runs) -> tuple[PartScore, ...]:
         """The score at the first radius where only one part may move, for each part."""
-        first = settings.radii[0]
+        first = self.settings.radii[0]
         jobs = [Job(PART, o.job.batch, part=_key(part)) for o in runs.outcomes for part in parts]
         self._resumed(jobs)
-        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        outcomes = self.ledger.run(jobs, self._do, self.track.refresh)
         self.notes += [note for o in outcomes for note in o.notes]
         values: dict[str, list[float]] = {}
         for outcome in outcomes:
@@ -162,16 +148,15 @@ class Runner:
             for part in parts
         )
 
-    def evidence(
-        self, symmetries: SymmetryMap, settings: Settings, runs: Runs
-    ) -> tuple[dict[float, Reproducible], dict[str, float]]:
+    def evidence(self, runs: Runs) -> tuple[dict[float, Reproducible], dict[str, float]]:
         """What is told beside the score: whether the worst batch repeats, and the baselines."""
+        settings = self.settings
         first = settings.radii[0]
         again = [runs.worst(first)] if settings.reruns else []
         jobs = [Job(REPRODUCIBILITY, o.job.batch) for o in again]
         jobs += [Job(BASELINE, o.job.batch, metric) for metric in settings.baselines for o in runs.outcomes]
         self._resumed(jobs)
-        outcomes = self.ledger.run(jobs, lambda job: self._do(job, symmetries, settings), self.track.refresh)
+        outcomes = self.ledger.run(jobs, self._do, self.track.refresh)
         self.notes += [note for o in outcomes for note in o.notes]
         rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=settings.stationary)
         checks = [
@@ -193,62 +178,61 @@ class Runner:
             self.track.done += self.settings.evaluations * sum(len(o.scores) for o in known)
         return known
 
-    def _do(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Outcome:
-        """A batch under the geometry that its job is about."""
-        chart = self._chart_of(job, symmetries, settings)
+    def _settings_of(self, job: Job) -> Settings:
+        """A baseline is the same ascent under another metric, and both that and a part are at the first radius."""
+        settings = self.settings
         if job.stage == BASELINE:
-            settings = _plain(settings, job.metric)
-        if job.stage == PART:
-            settings = replace(settings, rho=settings.radii[:1])
+            settings = replace(settings, metric=job.metric, geodesic="first", baselines=(), profile=False)
+        return replace(settings, rho=self.settings.radii[:1]) if job.stage in (BASELINE, PART) else settings
+
+    def _do(self, job: Job) -> Outcome:
+        """A batch under the geometry that its job is about."""
+        settings = self._settings_of(job)
         started = time.perf_counter()
         self._batch_notes.clear()
-        outcome = self._batch(chart, job, settings)
+        outcome = self._batch(job, settings)
         if isinstance(outcome, float):
-            del chart  # there is one at a time
-            self._check_folds(symmetries, job.batch, outcome)
-            outcome = self._batch(self._chart_of(job, symmetries, settings), job, settings)
+            self.base_point.check_folds(job.batch, outcome)
+            outcome = self._batch(job, settings)
             assert isinstance(outcome, Outcome)
         outcome = replace(outcome, notes=tuple(self._batch_notes), seconds=time.perf_counter() - started)
         if outcome.skipped is not None:
             self.track.done += settings.evaluations * len(settings.radii)
         return outcome
 
-    def _chart_of(self, job: Job, symmetries: SymmetryMap, settings: Settings) -> Chart:
+    def _chart_of(self, job: Job) -> Chart:
         """The chart that a job needs; there is one at a time."""
         # A part moves in the chart of all.
         key = f"{SCORE if job.stage == PART else job.stage} {job.metric}"
         if self._chart is None or self._chart[0] != key:
             self._chart = None
             self.restore()
-            if job.stage == BASELINE:
-                # On the weights as they are stored.
-                chart = self._chart_with(SymmetryMap(), _plain(settings, job.metric).geometry)
-            else:
-                nudge = NUDGE[self.borrowed.dtype] if job.stage == REPRODUCIBILITY else 0.0
-                seed = settings.seed + 1 if nudge else 0
-                chart = self._chart_with(symmetries, settings.geometry, nudge, seed)
-            self._chart = key, chart
+            # Baselines are on the weights as they are stored.
+            symmetries = SymmetryMap() if job.stage == BASELINE else self.symmetries
+            nudge = NUDGE[self.borrowed.dtype] if job.stage == REPRODUCIBILITY else 0.0
+            seed = self.settings.seed + 1 if nudge else 0
+            self._chart = key, self._chart_with(symmetries, self._settings_of(job).geometry, nudge, seed)
         return self._chart[1]
 
-    def _chart_with(self, symmetries: SymmetryMap, geometry: Geometry, nudge: float = 0.0, seed: int = 0) -> Chart:
+    def _chart_with(self, symmetries: SymmetryMap, geometry: Geometry, nudge: float, seed: int) -> Chart:
         if self.borrowed.shards is not None:
             return ShardedChart(self.borrowed, symmetries, geometry, self.sharing, nudge=nudge, seed=seed)
         return Chart(self.borrowed, symmetries, geometry, nudge=nudge, seed=seed)
 
-    def _batch(self, chart: Chart, job: Job, settings: Settings) -> Outcome | float:
+    def _batch(self, job: Job, settings: Settings) -> Outcome | float:
         """One ball at each radius, ascending, each started from the best point of the one before.
 
         Where the loss at the base point is another than at the stored weights there is none, and that loss is returned.
         """
-        objective = self._objective(job.batch)
+        chart, objective = self._chart_of(job), self._objective(job.batch)
         part = self._parts[job.part] if job.stage == PART else None
         ball = Ball(chart, objective, settings, number=job.batch, split=self.split, part=part)
         if not math.isfinite(ball.base):
-            return self._not_finite(job, ball.base, settings)
+            return self._not_finite(job, ball.base)
         if job.stage == SCORE:
             objective.check_parts(ball.base)
-            self._check_felt(ball)
-        if job.stage == SCORE and not self._is_stored_loss(job.batch, ball.base):
+            self.base_point.check_felt(ball)
+        if job.stage == SCORE and not self.base_point.is_stored_loss(job.batch, ball.base):
             return ball.base
         if part is not None and not settings.average and ball.still:
             self.track.done += settings.evaluations
@@ -273,44 +257,12 @@ class Runner:
         passes = Passes(objective.forwards, objective.backwards)
         return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
 
-    def _check_felt(self, ball: Ball) -> None:
-        """Parameters without a gradient are in no perturbation: told if the loss depends on them all the same, once.
-
-        That is so where a forward pass detaches what it computed, or computes under ``torch.no_grad``.
-        """
-        if self._felt or not ball.unfelt or self.borrowed.shards is not None:
-            return
-        self._felt = True
-        leaves, taken, size = [self.borrowed.leaves[name] for name in ball.unfelt], [], 0
-        for leaf in leaves:
-            size += leaf.tensor.numel()
-            if size > MOST_UNFELT:
-                break
-            taken.append((leaf.tensor, leaf.tensor.detach().clone()))
-        generator = torch.Generator().manual_seed(0)
-        try:
-            with torch.no_grad():
-                for tensor, held in taken:
-                    tensor.add_(0.1 * held.std(unbiased=False) * torch.randn(held.shape, generator=generator).to(held))
-            moved = self._objective(ball.number).evaluate(False)
-        finally:
-            with torch.no_grad():
-                for tensor, held in taken:
-                    tensor.copy_(held)
-        noise = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(ball.base), LEAST_LOSS)
-        if not abs(moved - ball.base) <= noise:
-            shown = ", ".join(ball.unfelt[:3]) + ", ..." * (len(ball.unfelt) > 3)
-            self.notes.warn(
-                f"the loss depends on parameters in which it has no gradient, for the forward pass detaches them or "
-                f"runs under torch.no_grad: they are not perturbed (without a gradient: {len(ball.unfelt)}, {shown})"
-            )
-
-    def _stored_losses(self, symmetries: SymmetryMap, known: Container[int]) -> dict[int, float]:
+    def _stored_losses(self, known: Container[int]) -> dict[int, float]:
         """Losses at the stored weights, by batch; of batches of one :func:`structure` one is enough.
 
         What folds is proved on a few samples, and what is not the same function on others would be scored as one.
         """
-        if not symmetries.folds:
+        if not self.symmetries.folds:
             return {}
         todo: dict[object, int] = {}
         for index, batch in enumerate(self.batches):
@@ -320,7 +272,7 @@ class Runner:
 
         def loss(index: int) -> float:
             self.track.say("verify")
-            return self._objective(index).evaluate(False)
+            return self._loss_of(index)
 
         tasks = [partial(loss, index) for index in todo.values()]
         together = self.track.shared or self.borrowed.shards is not None
@@ -328,53 +280,12 @@ class Runner:
         self.notes += self._batch_notes
         return dict(zip(todo.values(), values, strict=True))
 
-    def _is_stored_loss(self, index: int, base: float, noise: float = 0.0) -> bool:
-        stored = self._stored.get(index, base)
-        if not math.isfinite(stored):
-            return True
-        return abs(base - stored) <= max(SAME_LOSS[self.borrowed.dtype] * max(abs(stored), LEAST_LOSS), noise)
-
-    def _check_folds(self, symmetries: SymmetryMap, index: int, base: float) -> None:
-        """A base point of another loss than the stored weights is another function, unless rounding makes as much.
-
-        What rounding makes is seen where the pairs move the weights along their symmetries: code that rounds inside, as
-        half precision does, then rounds everything otherwise. On a sharded model that is not measured, and it is told.
-
-        Raises:
-            ModelError: it is another function.
-        """
-        self._put_back()
-        stored = self._stored[index]
-        kinds = ", ".join(sorted({fold.kind for fold in symmetries.folds}))
-        told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are folded ({kinds})"
-        if self.borrowed.shards is not None:
-            self.notes.warn(f"{told}: rounding inside the model, or they do not hold on this batch")
-        elif not self._is_stored_loss(index, base, 10 * self._rounding(symmetries, index)):
-            raise ModelError(
-                f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
-                "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "
-                "nothing"
-            )
-        del self._stored[index]
-
-    def _rounding(self, symmetries: SymmetryMap, index: int) -> float:
-        """How much the loss of a batch changes where the same function is computed from other weights."""
-        pairs = SymmetryMap(symmetries.separated(self.borrowed.model)[0].pairs)
-        weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
-        noise = 0.0
-        for seed in range(ROUNDINGS):
-            generator = torch.Generator().manual_seed(seed)
-            with torch.no_grad():
-                for tensor in weights.values():
-                    tensor.mul_(1 + MOVED * torch.randn(tensor.shape, generator=generator).to(tensor))
-                pairs.move(weights, pairs.random_element(weights, seed, CONDITION))
-            noise = max(noise, abs(self._objective(index).evaluate(False) - self._stored[index]))
-            self._put_back()
-        return noise
-
     def _put_back(self) -> None:
         self._chart = None
         self.restore()
+
+    def _loss_of(self, index: int) -> float:
+        return self._objective(index).evaluate(False)
 
     def _objective(self, index: int) -> Objective:
         return Objective(
@@ -382,11 +293,11 @@ class Runner:
             self.borrowed.shards, self._run,
         )  # fmt: skip
 
-    def _not_finite(self, job: Job, base: float, settings: Settings) -> Outcome:
+    def _not_finite(self, job: Job, base: float) -> Outcome:
         text = (
             f"batch {job.batch}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
         )
-        if settings.on_nan == "stop":
+        if self.settings.on_nan == "stop":
             raise ModelError(f"{text}; on_nan 'skip' (--on-nan skip) leaves such batches out and records it")
         self._batch_notes.append(f"{text}: skipped")
         return Outcome(job, skipped=text)
@@ -445,8 +356,3 @@ class Runner:
 def _key(part: Selection) -> str:
     """What a part is called among those of all ways to cut a model."""
     return f"{part.by} {part.part}"
-
-
-def _plain(settings: Settings, metric: str) -> Settings:
-    """The same ascent under another metric, at the first radius."""
-    return replace(settings, metric=metric, geodesic="first", rho=settings.radii[:1], baselines=(), profile=False)

@@ -14,9 +14,9 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hf_geosharp import SharpnessResult, score
 from hf_geosharp.errors import GeosharpError, GeosharpWarning, ModelError
+from hf_geosharp.sharpness.base_point import BasePoint
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.parts import padded, structure
-from hf_geosharp.sharpness.runner import Runner
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, randomise
 
@@ -121,13 +121,13 @@ class RoundsInside(LeavesOut):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rounding_inside_a_model_is_no_other_function(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    real = Runner._check_folds
+    real = BasePoint.check_folds
 
-    def counted(self: Runner, *arguments: Any) -> None:
+    def counted(self: BasePoint, *arguments: Any) -> None:
         looked.append(len(arguments))
         real(self, *arguments)
 
-    monkeypatch.setattr(Runner, "_check_folds", counted)
+    monkeypatch.setattr(BasePoint, "check_folds", counted)
     model, batches = RoundsInside(), [words(seed=seed) for seed in range(8)]
     result = quick(model, batches, dtype=dtype)
     assert set(result.pairs.folded) == {"key_bias", "value_bias"}

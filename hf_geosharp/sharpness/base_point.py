@@ -1,0 +1,135 @@
+"""What the loss of a batch at the base point is held against, before anything climbs from there.
+
+Folding symmetries must leave every batch's loss as it is at the stored weights, and no weight that the loss depends on
+may be without a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+
+from hf_geosharp.errors import ModelError
+from hf_geosharp.sharpness.ball import Ball
+from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.sharpness.notes import Notes
+from hf_geosharp.symmetry.map import SymmetryMap
+
+SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
+"""Relative difference between the loss of a batch at the stored weights and at the base point that is rounding."""
+
+LEAST_LOSS = 0.01
+"""Loss below which that is relative to this."""
+
+ROUNDINGS, MOVED, CONDITION = 3, 1e-6, 2.0
+"""How often the stored weights are moved to see what rounding makes where that is larger, by how little (relative), and
+the condition of the element that moves the pairs along their orbits."""
+
+MOST_UNFELT = 1 << 24
+"""Entries of parameters without a gradient that are tried."""
+
+
+class BasePoint:
+    """Checks of the base point on one borrowed model.
+
+    ``loss`` is that of a batch, by its number, at the weights that the model has at the moment; ``put_back`` puts back
+    the stored ones, after which there is no chart.
+    """
+
+    def __init__(
+        self,
+        borrowed: Borrowed,
+        symmetries: SymmetryMap,
+        loss: Callable[[int], float],
+        put_back: Callable[[], None],
+        notes: Notes,
+    ) -> None:
+        self.borrowed, self.symmetries, self.notes = borrowed, symmetries, notes
+        self._loss, self._put_back = loss, put_back
+        self.stored: dict[int, float] = {}
+        """Losses of batches at the weights as they are stored, before anything is folded."""
+        self._felt = False
+        """Whether parameters without a gradient have been looked at."""
+
+    def expect(self, stored: Mapping[int, float]) -> None:
+        """The losses of these batches are those at the stored weights."""
+        self.stored = dict(stored)
+
+    def check_felt(self, ball: Ball) -> None:
+        """Parameters without a gradient are in no perturbation: told if the loss depends on them all the same, once.
+
+        That is so where a forward pass detaches what it computed, or computes under ``torch.no_grad``.
+        """
+        if self._felt or not ball.unfelt or self.borrowed.shards is not None:
+            return
+        self._felt = True
+        leaves, taken, size = [self.borrowed.leaves[name] for name in ball.unfelt], [], 0
+        for leaf in leaves:
+            size += leaf.tensor.numel()
+            if size > MOST_UNFELT:
+                break
+            taken.append((leaf.tensor, leaf.tensor.detach().clone()))
+        generator = torch.Generator().manual_seed(0)
+        try:
+            with torch.no_grad():
+                for tensor, held in taken:
+                    tensor.add_(0.1 * held.std(unbiased=False) * torch.randn(held.shape, generator=generator).to(held))
+            moved = self._loss(ball.number)
+        finally:
+            with torch.no_grad():
+                for tensor, held in taken:
+                    tensor.copy_(held)
+        noise = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(ball.base), LEAST_LOSS)
+        if not abs(moved - ball.base) <= noise:
+            shown = ", ".join(ball.unfelt[:3]) + ", ..." * (len(ball.unfelt) > 3)
+            self.notes.warn(
+                f"the loss depends on parameters in which it has no gradient, for the forward pass detaches them or "
+                f"runs under torch.no_grad: they are not perturbed (without a gradient: {len(ball.unfelt)}, {shown})"
+            )
+
+    def is_stored_loss(self, index: int, base: float, noise: float = 0.0) -> bool:
+        """Whether the loss of a batch is the expected one but for rounding, or one is not known or not finite."""
+        stored = self.stored.get(index, base)
+        if not math.isfinite(stored):
+            return True
+        return abs(base - stored) <= max(SAME_LOSS[self.borrowed.dtype] * max(abs(stored), LEAST_LOSS), noise)
+
+    def check_folds(self, index: int, base: float) -> None:
+        """A base point of another loss than the stored weights is another function, unless rounding makes as much.
+
+        What rounding makes is seen where the pairs move the weights along their symmetries: code that rounds inside, as
+        half precision does, then rounds everything otherwise. On a sharded model that is not measured, and it is told.
+
+        Raises:
+            ModelError: it is another function.
+        """
+        self._put_back()
+        stored = self.stored[index]
+        kinds = ", ".join(sorted({fold.kind for fold in self.symmetries.folds}))
+        told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are folded ({kinds})"
+        if self.borrowed.shards is not None:
+            self.notes.warn(f"{told}: rounding inside the model, or they do not hold on this batch")
+        elif not self.is_stored_loss(index, base, 10 * self._rounding(index)):
+            raise ModelError(
+                f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
+                "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "
+                "nothing"
+            )
+        del self.stored[index]
+
+    def _rounding(self, index: int) -> float:
+        """How much the loss of a batch changes where the same function is computed from other weights."""
+        pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
+        weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
+        noise = 0.0
+        for seed in range(ROUNDINGS):
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for tensor in weights.values():
+                    tensor.mul_(1 + MOVED * torch.randn(tensor.shape, generator=generator).to(tensor))
+                pairs.move(weights, pairs.random_element(weights, seed, CONDITION))
+            noise = max(noise, abs(self._loss(index) - self.stored[index]))
+            self._put_back()
+        return noise
