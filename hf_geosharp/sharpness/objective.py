@@ -168,6 +168,9 @@ class Objective:
                 raise
             # Two samples do not fit: nothing can be proved, and the likeliest is taken.
             found = 0, False
+        if self._shards is not None:
+            # Or the next pass would see what was gathered here, whatever is written into the rows before.
+            self._shards.settle()
         reading, sure = self._world.broadcast(found)
         if sure:
             self._micro.reading = reading

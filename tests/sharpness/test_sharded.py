@@ -251,6 +251,8 @@ CASES: dict[str, dict[str, Any]] = {
     "several radii, evidence and baselines": {"rho": [0.2, 0.1], "baselines": ["adaptive", "euclidean"]},
     "average": {"average": True, "steps": 4},
     "padded texts, tied weights": {"text": True},
+    "packed texts, of which no two samples tell what the loss is a mean over": {"text": True, "packed": True},
+    "several starts": {"starts": 3, "rho": [0.2, 0.1]},
     "labels of the model": {"labels": "model", "steps": 2},
     "micro-batches": {"micro_batch": 2, "metric": "mix"},
     "fewer samples than ranks": {"size": 1, "steps": 2},
@@ -277,7 +279,10 @@ def all_cases(shard: bool, copies: int | None = None, names: Sequence[str] = tup
         options = {"steps": 3, **case}
         size = options.pop("size", 7)
         text = options.pop("text", False)
+        packed = options.pop("packed", False)
         model, batches = (gpt2(), gpt2_batches(2)) if text else (bert(), bert_batches(2, size=size))
+        if packed:
+            batches = [{"input_ids": b["input_ids"], "labels": b["input_ids"]} for b in batches]
         model = adapted() if options.pop("adapter", False) else model.double()
         model = model.bfloat16() if options.pop("half", False) else model
         if shard:
