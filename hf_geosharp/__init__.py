@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.registration import metric_path, register_at_import
 
 if TYPE_CHECKING:
-    from hf_geosharp.comparable import read_results
+    from hf_geosharp.comparable import Named, read_results
     from hf_geosharp.comparison import compare_pretrained
     from hf_geosharp.correlation import correlate
     from hf_geosharp.errors import GeosharpError, GeosharpWarning
@@ -33,6 +33,7 @@ __all__ = [
     "GeosharpWarning",
     "Inspection",
     "LoadedModel",
+    "Named",
     "SharpnessResult",
     "SymmetryMap",
     "compare_pretrained",
@@ -55,6 +56,7 @@ _WHERE = {
     "GeosharpWarning": "hf_geosharp.errors",
     "Inspection": "hf_geosharp.inspection",
     "LoadedModel": "hf_geosharp.tasks.loaded",
+    "Named": "hf_geosharp.comparable",
     "SharpnessResult": "hf_geosharp.sharpness.result",
     "SymmetryMap": "hf_geosharp.symmetry.map",
     "compare_pretrained": "hf_geosharp.comparison",

@@ -30,7 +30,7 @@ def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line[:8] for line in lines[:2]] == ["1 (1, 2)", "2 (1, 2)"]
     assert lines[2].endswith(" False")
-    assert [line.split(" (")[0] for line in lines[3:]] == ["Kendall tau-b", "Spearman rho", "Pearson r"]
+    assert [line.split(" None")[0] for line in lines[3:]] == ["Kendall tau-b", "Spearman rho", "Pearson r"]
 
 
 def test_the_commands_parse() -> None:
