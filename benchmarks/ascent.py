@@ -104,16 +104,19 @@ def measure(
         evaluate = partial(loss_at, chart, objective)
         for rho, name, ascent, steps, starts in wanted:
             objective.forwards = objective.backwards = 1
+            ends: list[Tangent] = []
             slope = [(base, g.clone())]
 
             def ascend(
-                start: Tangent | None = None, given: tuple[float, Tangent] | None = None,
-                *, climb: Any = ASCENTS[ascent], rho: float = rho, steps: int = steps, slope: Any = slope,
+                climb: Any = ASCENTS[ascent], rho: float = rho, steps: int = steps, ends: Any = ends,
+                slope: Any = slope,
             ) -> Climb:  # fmt: skip
-                given = slope.pop() if start is None else given
-                return climb(chart.space, evaluate, rho, steps, start=start, given=given, base=base)
+                start = ends.pop() if ends else None
+                found: Climb = climb(chart.space, evaluate, rho, steps, start=start, given=slope.pop(), base=base)
+                return found
 
-            found = peaks(ascend, evaluate, chart.space, rho, starts, torch.Generator().manual_seed(0))
+            seed = torch.Generator().manual_seed(0)
+            found = peaks(ascend, ends, slope, evaluate, chart.space, rho, starts, seed)
             yield rho, name, found.highest, Passes(objective.forwards, objective.backwards)
 
 

@@ -7,13 +7,28 @@ from contextlib import contextmanager
 
 from torch import nn
 
+_OUTER = frozenset(
+    {
+        "torch.nn.parallel.distributed.DistributedDataParallel",
+        "torch.nn.parallel.data_parallel.DataParallel",
+        "deepspeed.runtime.engine.DeepSpeedEngine",
+    }
+)
+_COMPILED = frozenset({"torch._dynamo.eval_frame.OptimizedModule"})
+"""Classes by name: not all of them are installed, and to import some takes seconds."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module that the user wrote, out of DDP, DataParallel, DeepSpeed's engine and torch.compile."""
-    from accelerate.utils import extract_model_from_parallel
+    """The module that the user wrote, out of DDP, DataParallel, DeepSpeed's engine and torch.compile, in any order.
 
-    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
-    return inner
+    FSDP1, which keeps the weights to itself, is left where it is.
+    """
+    while True:
+        kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
+        inner = getattr(model, "module" if kinds & _OUTER else "_orig_mod", None)
+        if not isinstance(inner, nn.Module) or not kinds & (_OUTER | _COMPILED):
+            return model
+        model = inner
 
 
 @contextmanager

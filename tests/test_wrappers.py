@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from hf_geosharp import inspect, score
+from hf_geosharp.errors import UnsupportedModelError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.result import SharpnessResult
 from tests import worlds
@@ -27,6 +30,14 @@ def values(result: SharpnessResult) -> list[float]:
     return [batch.value for batch in result.per_batch]
 
 
+@pytest.fixture(autouse=True)
+def _accelerate_of_its_own() -> Iterator[None]:
+    """What a training before has left would decide the precision."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def under_autocast(model: nn.Module) -> nn.Module:
     prepared: nn.Module = Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
     return prepared
@@ -36,6 +47,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "DataParallel": nn.DataParallel,
     "torch.compile": lambda model: torch.compile(model, backend="eager"),  # type: ignore[dict-item, return-value]
     "accelerate": under_autocast,
+    "torch.compile inside DataParallel": lambda model: nn.DataParallel(torch.compile(model, backend="eager")),  # type: ignore[arg-type]
+    "DataParallel inside torch.compile": lambda model: torch.compile(nn.DataParallel(model), backend="eager"),  # type: ignore[dict-item, return-value]
 }
 
 
@@ -50,6 +63,19 @@ def test_a_wrapped_model_has_the_score_and_the_name_of_the_one_inside(name: str)
     assert found.model == alone.model
     assert inner.__dict__.get("forward") is forward
     assert inspect(wrapped, bert_batches(1), cached=False).model["class"] == "BertForSequenceClassification"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_wrapped_in_fsdp1_is_refused_by_name(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = FullyShardedDataParallel(bert(), device_id=torch.device("cpu"))
+        with pytest.raises(UnsupportedModelError, match="FSDP1"):
+            score(model, bert_batches(1), **QUICK)
+    finally:
+        dist.destroy_process_group()
 
 
 def in_two_processes() -> None:

@@ -112,7 +112,10 @@ class Ball:
             value = self.objective.evaluate(gradient)
         if not gradient or not math.isfinite(value):
             return value
-        self.unfelt = [n for n, leaf in self.chart.leaves.items() if all(p.grad is None for p, _ in leaf.members)]
+        without = self.objective.without
+        unfelt = [n for n, leaf in self.chart.leaves.items() if all(id(p) in without for p, _ in leaf.members)]
+        every = self.split.gather(unfelt)
+        self.unfelt = [name for name in unfelt if all(name in other for other in every)]
         seen = reach.rows
         owners = {n: id(leaf.members[0][0]) for n, leaf in self.chart.leaves.items()}
         self.chart.focus(self._union({n: seen[key] for n, key in owners.items() if key in seen}))
@@ -132,16 +135,17 @@ class Ball:
     def worst(self, rho: float, report: Report) -> Peaks:
         """The climbs to the largest loss in the ball of this radius."""
 
-        def ascend(start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
-            if start is None:
-                start = self._ends.pop() if self._ends else None
-                given = self._given.pop() if self._given else None
+        def ascend() -> Climb:
             return ASCENTS[self.settings.ascent](
-                self.space, self._evaluate, rho, self.settings.steps, start=start, base=self.base, given=given,
+                self.space, self._evaluate, rho, self.settings.steps,
+                start=self._ends.pop() if self._ends else None, base=self.base,
+                given=self._given.pop() if self._given else None,
                 stationary=self.settings.stationary, generator=self._generator, report=report,
             )  # fmt: skip
 
-        found = peaks(ascend, self._evaluate, self.space, rho, self.settings.starts, self._generator)
+        found = peaks(
+            ascend, self._ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator
+        )
         self._ends = [found.highest.u]
         return found
 

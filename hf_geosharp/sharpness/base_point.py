@@ -14,7 +14,6 @@ import torch
 from hf_geosharp.errors import ModelError
 from hf_geosharp.sharpness.ball import Ball
 from hf_geosharp.sharpness.borrow import Borrowed
-from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.symmetry.map import SymmetryMap
 
 SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
@@ -35,7 +34,7 @@ class BasePoint:
     """Checks of the base point on one borrowed model.
 
     ``loss`` is that of a batch, by its number, at the weights that the model has at the moment; ``put_back`` puts back
-    the stored ones, after which there is no chart.
+    the stored ones, after which there is no chart; ``say`` tells of the batch that is looked at.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class BasePoint:
         symmetries: SymmetryMap,
         loss: Callable[[int], float],
         put_back: Callable[[], None],
-        notes: Notes,
+        say: Callable[[str], None],
     ) -> None:
-        self.borrowed, self.symmetries, self.notes = borrowed, symmetries, notes
-        self._loss, self._put_back = loss, put_back
+        self.borrowed, self.symmetries = borrowed, symmetries
+        self._loss, self._put_back, self._say = loss, put_back, say
         self.stored: dict[int, float] = {}
         """Losses of batches at the weights as they are stored, before anything is folded."""
         self._felt = False
@@ -65,17 +64,18 @@ class BasePoint:
         if self._felt or not ball.unfelt or self.borrowed.shards is not None:
             return
         self._felt = True
-        leaves, taken, size = [self.borrowed.leaves[name] for name in ball.unfelt], [], 0
+        leaves, taken, entries = [self.borrowed.leaves[name] for name in ball.unfelt], [], 0
         for leaf in leaves:
-            size += leaf.tensor.numel()
-            if size > MOST_UNFELT:
+            entries += leaf.tensor.numel()
+            if entries > MOST_UNFELT:
                 break
             taken.append((leaf.tensor, leaf.tensor.detach().clone()))
         generator = torch.Generator().manual_seed(0)
         try:
             with torch.no_grad():
                 for tensor, held in taken:
-                    tensor.add_(0.1 * held.std(unbiased=False) * torch.randn(held.shape, generator=generator).to(held))
+                    size = max(float(held.std(unbiased=False)), float(held.mean().abs()), 1e-3)
+                    tensor.add_(0.1 * size * torch.randn(held.shape, generator=generator).to(held))
             moved = self._loss(ball.number)
         finally:
             with torch.no_grad():
@@ -84,7 +84,7 @@ class BasePoint:
         noise = 100 * torch.finfo(self.borrowed.dtype).eps * max(abs(ball.base), LEAST_LOSS)
         if not abs(moved - ball.base) <= noise:
             shown = ", ".join(ball.unfelt[:3]) + ", ..." * (len(ball.unfelt) > 3)
-            self.notes.warn(
+            self._say(
                 f"the loss depends on parameters in which it has no gradient, for the forward pass detaches them or "
                 f"runs under torch.no_grad: they are not perturbed (without a gradient: {len(ball.unfelt)}, {shown})"
             )
@@ -110,7 +110,7 @@ class BasePoint:
         kinds = ", ".join(sorted({fold.kind for fold in self.symmetries.folds}))
         told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are folded ({kinds})"
         if self.borrowed.shards is not None:
-            self.notes.warn(f"{told}: rounding inside the model, or they do not hold on this batch")
+            self._say(f"{told}: rounding inside the model, or they do not hold on this batch")
         elif not self.is_stored_loss(index, base, 10 * self._rounding(index)):
             raise ModelError(
                 f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "

@@ -38,15 +38,15 @@ def give_back() -> None:
 class MicroBatch:
     """How many samples go through the model at once: a number, all, or ("auto") all until memory runs out.
 
-    One instance serves a whole run, so that what was learnt on one batch holds for the next; ``reading`` is what the
-    loss was found to be a mean over, where that is sure.
+    One instance serves a whole run, so that what was learnt on one batch holds for the next; ``readings`` are what the
+    loss was found to be a mean over: several where those differ in no sample so far.
     """
 
     def __init__(self, wanted: int | Literal["auto"] | None, say: Callable[[str], None] | None = None) -> None:
         self.adapts = wanted == "auto"
         self._limit = None if wanted == "auto" else wanted
         self._say = say
-        self.reading: int | None = None
+        self.readings: tuple[int, ...] = ()
 
     def size(self, samples: int) -> int:
         """For a batch, or a rank's part of it."""

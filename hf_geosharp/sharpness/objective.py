@@ -19,6 +19,7 @@ from hf_geosharp.sharpness.parts import (
     SETTLED,
     Batch,
     Weight,
+    agree,
     by_each_reading,
     other_cut,
     picked,
@@ -124,6 +125,8 @@ class Objective:
         self.batch = _moved(own, device)
         self._samples = stop - start
         self.forwards = self.backwards = 0
+        self.without: set[int] = set()
+        """Identities of the parameters that had no gradient after the last backward pass, of this rank's samples."""
         self._idle: list[tuple[dict[str, Any], float]] = []
         if self._world.size > 1:
             # Ranks prove it together, also those that get no samples.
@@ -151,8 +154,8 @@ class Objective:
 
     def _find_reading(self) -> int:
         """What the loss is a mean over: of the weight's readings the one by which the losses of samples add up."""
-        if self._micro.reading is not None:
-            return self._micro.reading
+        if (known := self._micro.readings) and (len(known) == 1 or agree(self._whole, self._terms, known)):
+            return known[0]
         device = next(self.model.parameters()).device
         narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
 
@@ -167,14 +170,12 @@ class Objective:
             if self._shards is not None or not is_out_of_memory(error):
                 raise
             # Two samples do not fit: nothing can be proved, and the likeliest is taken.
-            found = 0, False
+            found = ()
         if self._shards is not None:
             # Or the next pass would see what was gathered here, whatever is written into the rows before.
             self._shards.settle()
-        reading, sure = self._world.broadcast(found)
-        if sure:
-            self._micro.reading = reading
-        return int(reading)
+        self._micro.readings = tuple(self._world.broadcast(found))
+        return (*self._micro.readings, 0)[0]
 
     def check_parts(self, value: float) -> None:
         """Makes sure that the batch's loss, which is ``value`` from its parts, is the same from others.
@@ -185,45 +186,60 @@ class Objective:
             UsageError: it is another one, so that the parts do not make the loss of the batch.
         """
         n = samples(self._whole)
-        size = self._micro.size(-(-n // self._world.size))
+        # Ranks may have learnt different sizes.
+        size = min(self._world.gather(self._micro.size(-(-n // self._world.size))))
         if self._uncut or size >= n or n < 2:
             return
         cut = other_cut(n, size)
         mine = cut[self._world.rank :: self._world.size]
         # Ranks of a sharded model run equally often.
         idle = 0 if self._shards is None else -(-len(cut) // self._world.size) - len(mine)
-        device = next(self.model.parameters()).device
-
-        def loss(which: list[int]) -> float:
-            part = _moved(picked(self._whole, which), device)
-            same_random_numbers()
-            with torch.no_grad():
-                return float(self._mean_loss(part, compiled=False))
 
         def share(which: list[int]) -> float:
             weight = self._weight(picked(self._whole, which))
             # A mean over nothing is no number.
-            found = loss(which) if weight or self._shards is not None else 0.0
+            found = self._loss_of_part(which) if weight or self._shards is not None else 0.0
             return weight * found / self._total if weight else 0.0
 
-        def rounding() -> float:
-            return abs(loss(cut[0] + cut[0]) - loss(cut[0]))
-
-        try:
-            other = sum(map(share, mine))
+        def shares() -> float:
+            total = sum(map(share, mine))
             for _ in range(idle):
-                loss(cut[0])
+                self._loss_of_part(cut[0])
+            return total
+
+        other = self._fitting(shares)
+        if other is None:
+            return
+        if self._world.size > 1:
+            other = self._world.sum(other)
+
+        def rounding() -> float:
+            half = cut[0][: max(1, size // 2)]
+            found = self._fitting(lambda: abs(self._loss_of_part(half + half) - self._loss_of_part(half)))
+            return math.inf if found is None else max(self._world.gather(found))
+
+        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
+        same_by_another_cut(value, other, narrow[0] if narrow else torch.float32, rounding)
+
+    def _loss_of_part(self, which: list[int]) -> float:
+        """The loss of some samples of the whole batch, by the model's own code."""
+        part = _moved(picked(self._whole, which), next(self.model.parameters()).device)
+        same_random_numbers()
+        with torch.no_grad():
+            return float(self._mean_loss(part, compiled=False))
+
+    def _fitting(self, run: Callable[[], float]) -> float | None:
+        """What it comes to; None, on all ranks, where some rank has not the memory for it."""
+        found: float | None = None
+        try:
+            found = run()
         except (RuntimeError, MemoryError) as error:
-            if self._shards is not None or self._world.size > 1 or not is_out_of_memory(error):
+            if self._shards is not None or not is_out_of_memory(error):
                 raise
-            return  # other parts do not fit
         finally:
             if self._shards is not None:
                 self._shards.reset()
-        if self._world.size > 1:
-            other = self._world.sum(other)
-        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
-        same_by_another_cut(value, other, narrow[0] if narrow else torch.float32, rounding)
+        return found if all(self._world.gather(found is not None)) else None
 
     def _weight(self, part: Batch) -> float:
         return by_each_reading(self._terms, part)[self._reading]
@@ -275,6 +291,8 @@ class Objective:
         if self._shards is not None:
             # A forward pass that no backward one follows leaves more to be forgotten.
             (self._shards.reset if graphs else self._shards.settle)()
+        if wanted:
+            self.without = {id(p) for p in self.model.parameters() if p.grad is None}
         if wanted and self._world.size > 1 and self._shards is None:
             self._world.add_(self._gradients())
         return value

@@ -102,17 +102,16 @@ def by_each_reading(weight: Weight, batch: Batch) -> tuple[float, ...]:
     return tuple(map(float, found)) if isinstance(found, Sequence) else (float(found),)
 
 
-def proved_reading(
-    batch: Batch, weight: Weight, loss: Callable[[Batch], float], dtype: torch.dtype
-) -> tuple[int, bool]:
-    """Which reading of a loss is right: by it the losses of two samples make the loss of both.
+def proved_reading(batch: Batch, weight: Weight, loss: Callable[[Batch], float], dtype: torch.dtype) -> tuple[int, ...]:
+    """Which readings of a loss are right: by them the losses of two samples make the loss of both.
 
-    And whether it is so for other batches too, because by none of the others they do.
+    More than one where they do not differ on these; the likeliest comes first. None where nothing could be seen.
 
     Args:
         batch: at least two samples, of which those are taken that the readings differ in most.
         weight: its readings.
-        loss: of a part of the batch; run three times, or five where rounding is in question.
+        loss: of a part of the batch; run three times, or five where rounding is in question, and twice more where
+            readings differ in a sample that some of them leave out.
         dtype: the narrowest that the model computes in.
 
     Raises:
@@ -121,12 +120,12 @@ def proved_reading(
     single = [by_each_reading(weight, rows(batch, i, i + 1)) for i in range(samples(batch))]
     scored = [i for i, found in enumerate(single) if all(found)]
     if len(scored) < 2:
-        return 0, False
+        return ()
     pair = _most_unlike(batch, single, scored)
     both = _by_samples(batch, pair)
     whole, parts = loss(both), [loss(rows(batch, i, i + 1)) for i in pair]
     if not all(map(math.isfinite, (whole, *parts))):
-        return 0, False
+        return ()
     deviations = []
     for reading, total in enumerate(by_each_reading(weight, both)):
         made = sum(single[i][reading] * part for i, part in zip(pair, parts, strict=True)) / total
@@ -145,7 +144,27 @@ def proved_reading(
         )
     # Rounding must not decide between readings that agree.
     fitting = [i for i, found in enumerate(deviations) if found <= 2 * best + SETTLED[torch.float64] / 10]
-    return fitting[0], len(fitting) == 1
+    left_out = next((i for i, found in enumerate(single) if len({bool(found[k]) for k in fitting}) > 1), None)
+    if left_out is None:
+        return tuple(fitting)
+    # By some of them a sample is no term of the loss, by others it is one, of whatever loss it has.
+    three, alone = loss(_by_samples(batch, [*pair, left_out])), loss(rows(batch, left_out, left_out + 1))
+    held = [*zip(pair, parts, strict=True), (left_out, alone)]
+
+    def off(reading: int) -> float:
+        terms = [(single[i][reading], part) for i, part in held if single[i][reading]]
+        made = sum(w * part for w, part in terms) / sum(w for w, _ in terms)
+        return abs(three - made) if math.isfinite(made) else math.inf
+
+    distances = {reading: off(reading) for reading in fitting}
+    least = min(distances.values()) + settled * max(map(abs, (whole, *parts, FLOOR)))
+    return tuple(reading for reading in fitting if distances[reading] <= 2 * least)
+
+
+def agree(batch: Batch, weight: Weight, readings: Sequence[int]) -> bool:
+    """Whether these readings say the same of every sample of a batch, and of all together."""
+    each = [batch, *(rows(batch, i, i + 1) for i in range(samples(batch)))]
+    return all(len({by_each_reading(weight, part)[reading] for reading in readings}) == 1 for part in each)
 
 
 def other_cut(count: int, size: int) -> list[list[int]]:

@@ -82,14 +82,15 @@ class Runner:
         self.split = track.together
         self.sharing = World() if borrowed.shards is None else borrowed.shards.sharing(self.split)
         self._batch_notes: list[str] = []
-        self.micro = MicroBatch(settings.micro_batch, self._less_memory)
+        self.micro = MicroBatch(settings.micro_batch, self._tell)
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, Selection] = {}
-        self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._put_back, notes)
+        self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._put_back, self._tell)
 
-    def _less_memory(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
+        """Warns of something at a batch, which its outcome carries."""
         self._batch_notes.append(text)
         warnings.warn(text, GeosharpWarning, stacklevel=2)
 

@@ -10,9 +10,8 @@ Measured in ``benchmarks/ascent.py``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -22,13 +21,6 @@ from hf_geosharp.sharpness.result import BatchScore
 
 ALIKE = 0.01
 """Relative difference below which two peaks are as high as each other: to that an ascent settles."""
-
-
-class Ascend(Protocol):
-    """An ascent in one ball."""
-
-    def __call__(self, start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
-        """From a point of the ball with its loss and gradient, whose memory it may use; from its own start if None."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +37,22 @@ class Peaks:
 
 
 def peaks(
-    ascend: Ascend, evaluate: Evaluate, space: Space, rho: float, starts: int, generator: torch.Generator
+    ascend: Callable[[], Climb],
+    ends: list[Tangent],
+    given: list[tuple[float, Tangent]],
+    evaluate: Evaluate,
+    space: Space,
+    rho: float,
+    starts: int,
+    generator: torch.Generator,
 ) -> Peaks:
     """Climbs from so many starts.
 
     Args:
-        ascend: the ascent.
-        evaluate: its objective.
+        ascend: climbs from the point that it takes out of ``ends``, with the loss and the gradient that it takes out of
+            ``given``, whose memory it uses; from where it is used to if there is nothing in them.
+        ends, given: these lists. No other name may hold on to what is in them.
+        evaluate: the objective.
         space: the space of the ball.
         rho: its radius.
         starts: how many, the ascent's own one among them.
@@ -64,17 +65,17 @@ def peaks(
     rises, evaluations, finite = [highest.rise], highest.steps + 1, highest.finite
     for number in range(1, starts):
         opposite = number == 1 and space.norm(highest.u) > 0
-        start = highest.u.clone().mul_(-1.0) if opposite else _on_sphere(space, rho, generator)
+        ends.append(highest.u.clone().mul_(-1.0) if opposite else _on_sphere(space, rho, generator))
         least = highest.base if opposite else -math.inf
-        loss, g = evaluate(start, lambda loss, least=least: least < loss < math.inf)  # type: ignore[misc]
+        loss, g = evaluate(ends[0], lambda loss, least=least: least < loss < math.inf)  # type: ignore[misc]
         evaluations, finite = evaluations + 1, finite and math.isfinite(loss)
         if g is None:
+            ends.clear()
             rises.append(0.0)
             continue
-        given = loss, g
+        given.append((loss, g))
         del g
-        found = ascend(start, given)
-        del start, given
+        found = ascend()
         rises.append(found.rise)
         evaluations, finite = evaluations + found.steps, finite and found.finite
         if found.rise > highest.rise:

@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,30 +84,66 @@ def of_code(model: nn.Module, *, attributes: bool = True) -> str:
 def of_callable(function: Any) -> str:
     """The digest of a function of the caller's: its source, and what it was made with.
 
-    Of a :func:`functools.partial` the arguments too, of an object that can be called what it holds. The same in another
-    version of Python, for it has no code that was compiled.
+    Of a :func:`functools.partial` the arguments too, of an object that can be called what it holds, of tensors and
+    arrays their content. The same in another process and another version of Python: there are neither addresses in it
+    nor code that was compiled.
     """
-    found: list[object] = []
-    while True:
-        plain = getattr(function, "__func__", function)
-        code = getattr(plain, "__code__", None)
-        is_function = code is not None or isinstance(plain, partial)
-        found += [
-            _source(plain if is_function else type(plain)),
-            {} if is_function else {n: _plain(v) for n, v in getattr(plain, "__dict__", {}).items()},
-            [_plain(getattr(plain, n, None)) for n in ("__defaults__", "__kwdefaults__", "args", "keywords")],
-            [_captured(cell) for cell in getattr(plain, "__closure__", None) or ()],
-            # Two functions may stand on one line.
-            [] if code is None else [list(code.co_names), [_plain(c) for c in code.co_consts if not _is_code(c)]],
-        ]
-        inner = getattr(plain, "__wrapped__", None) or getattr(plain, "func", None)
-        if inner is None:
-            return _of(found)
-        function = inner
+    return _of(_content(function))
 
 
-def _is_code(value: object) -> bool:
-    return isinstance(value, CodeType)
+_DEPTH = 5
+"""How far what a function holds is followed."""
+
+_FEW = 1 << 12
+"""Entries of a module's tensors up to which their content counts: more is a model, whose weights are known anyway."""
+
+
+def _content(value: Any, depth: int = _DEPTH) -> object:
+    """What a value is, as JSON: of data their content, of functions their source and what they hold, else the type."""
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype)):
+        return repr(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if depth == 0:
+        return kind
+    deeper = partial(_content, depth=depth - 1)
+    if isinstance(value, Tensor):
+        return [kind, str(value.dtype), list(value.shape), _digest(value)]
+    if isinstance(value, np.ndarray):
+        return [kind, str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, Mapping):
+        return [kind, *sorted(([deeper(k), deeper(v)] for k, v in value.items()), key=json.dumps)]
+    if isinstance(value, (set, frozenset)):
+        return [kind, *sorted(map(deeper, value), key=json.dumps)]
+    if isinstance(value, (list, tuple)):
+        return [kind, *map(deeper, value)]
+    if isinstance(value, partial):
+        return [kind, *map(deeper, (value.func, value.args, value.keywords))]
+    if isinstance(value, MethodType):
+        return [kind, deeper(value.__func__), deeper(value.__self__)]
+    if isinstance(value, FunctionType):
+        return [value.__qualname__, *_of_source(value, deeper)]
+    if isinstance(value, nn.Module):
+        tensors = dict(chain(value.named_parameters(), value.named_buffers()))
+        few = sum(t.numel() for t in tensors.values()) <= _FEW
+        return [kind, _of_attributes(value), deeper(tensors) if few else sorted(tensors)]
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return [kind, _source(type(value)), deeper(getattr(value, "__dict__", {}))]
+
+
+def _of_source(function: FunctionType, deeper: Callable[[Any], object]) -> Iterator[object]:
+    """Source, defaults and captured values of a function, and of what it wraps."""
+    code = function.__code__
+    yield _source(function)
+    # Two functions may stand on one line.
+    yield [*code.co_names, *(repr(c) for c in code.co_consts if not isinstance(c, (CodeType, frozenset)))]
+    yield from map(deeper, (function.__defaults__, function.__kwdefaults__))
+    for cell in function.__closure__ or ():
+        try:
+            yield deeper(cell.cell_contents)
+        except ValueError:  # nothing yet
+            yield None
+    yield deeper(getattr(function, "__wrapped__", None))
 
 
 def _source(written: Any) -> str:

@@ -232,6 +232,13 @@ def _encoder(
         raise UsageError(f"max_length applies to texts, but the task {task.name} has none")
     if max_length is not None and max_length < 1:
         raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
+    added = getattr(loaded.processor, "num_special_tokens_to_add", None)
+    special = added(pair=chosen.text_pair is not None) if max_length is not None and added is not None else 0
+    if max_length is not None and max_length <= special:
+        raise UsageError(
+            f"max_length is {max_length}, and the tokenizer adds {special} special tokens to each text: nothing of the "
+            "text would be left"
+        )
     encoder = Encoder(
         task=task,
         processor=loaded.processor,
@@ -395,6 +402,9 @@ def _given_batches(data: Any, model: Any, samples: int, floating: torch.dtype) -
     if not found:
         raise DataError("The data are empty: there is no batch.")
     size = getattr(data, "batch_size", None) or getattr(getattr(data, "batch_sampler", None), "batch_size", None)
+    if getattr(data, "batch_size", None) is None and size not in {_rows(batch) for batch in found}:
+        # A sampler of others may count something else than rows, or the rows of all processes.
+        size = None
     whole = [batch for batch in found if size is None or _rows(batch) == size]
     if not whole:
         raise DataError(f"The only batch has {_rows(found[0])} samples, fewer than the loader's batch_size of {size}.")

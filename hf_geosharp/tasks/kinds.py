@@ -204,7 +204,7 @@ def readings(task: Task | None, batch: Mapping[str, Any]) -> tuple[float, ...]:
     if labels is None or labels.ndim == 0 or labels.is_floating_point():
         return count, 1.0
     if labels.ndim == 1:
-        return float((labels != IGNORED).sum()), 1.0
+        return float((labels != IGNORED).sum()), count, 1.0
     tokens = [float((counted != IGNORED).sum()) for counted in (labels, labels[:, 1:])]
     if task is not None and task.shifted:
         tokens.reverse()

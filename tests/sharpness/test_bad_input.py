@@ -247,6 +247,29 @@ def test_parameters_that_the_loss_depends_on_without_a_gradient_are_told(how: st
     assert sum("in which it has no gradient" in text for text in result.warnings) == 1
 
 
+class Constant(nn.Module):
+    """A scale that is detached, and a norm at ones and zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.head, self.norm, self.scale = nn.Linear(4, 3), nn.LayerNorm(4), nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        y = nn.functional.layer_norm(x, (4,), self.norm.weight.detach(), self.norm.bias.detach())
+        y = self.head(y * self.scale.detach())
+        return SimpleNamespace(loss=nn.functional.cross_entropy(y, labels), logits=y)
+
+
+def test_parameters_of_one_value_are_told_too_also_when_a_journal_is_continued(tmp_path: Any) -> None:
+    batch = {"x": torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), "labels": torch.arange(8) % 3}
+    with pytest.warns(GeosharpWarning, match="without a gradient: 3, scale, norm.weight, norm.bias"):
+        first = score(Constant(), [batch], metric="adaptive", steps=2, output=tmp_path)
+    again = score(Constant(), [batch], metric="adaptive", steps=2, output=tmp_path)
+    assert again.warnings == first.warnings
+
+
 def test_parameters_that_nothing_reads_are_no_matter() -> None:
     batch = {"x": torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), "labels": torch.arange(8) % 3}
     result = score(Detached("all"), [batch], metric="adaptive", steps=2)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,7 +283,34 @@ def captured(scale: float) -> Callable[[Any, Any], Tensor]:
 
 ONE, OTHER = (lambda o, b: o["loss"] + 1.0), (lambda o, b: o["loss"] + 2.0)
 
+
+def weighed(outputs: Any, batch: Any, w: Tensor) -> Tensor:
+    return w.sum() * outputs["loss"]
+
+
+class Holder:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(self, outputs: Any, batch: Any) -> Tensor:
+        return outputs["loss"]  # type: ignore[no-any-return]
+
+
+def smoothed(value: float) -> Any:
+    return Holder(nn.CrossEntropyLoss(label_smoothing=value))
+
+
 LOSSES: dict[str, tuple[Any, Any]] = {
+    "tensors of a partial": (
+        partial(weighed, w=torch.tensor([1.0, 1.0])),
+        partial(weighed, w=torch.tensor([1.0, 5.0])),
+    ),
+    "modules that an object holds": (smoothed(0.0), smoothed(0.1)),
+    "weights of a module": (
+        Holder(nn.CrossEntropyLoss(torch.ones(2))),
+        Holder(nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]))),
+    ),
+    "objects in an object": (Holder(SimpleNamespace(a=1)), Holder(SimpleNamespace(a=2))),
     "functions in a partial": (partial(squared, scale=1.0), partial(rooted, scale=1.0)),
     "arguments of a partial": (partial(squared, scale=1.0), partial(squared, scale=2.0)),
     "what an object holds": (Scaled(1.0), Scaled(2.0)),
@@ -299,6 +327,27 @@ def test_losses_are_told_apart_by_what_they_compute(case: str, tmp_path: Path) -
     run(tmp_path, loss=one)
     with pytest.raises(UsageError, match="another run: loss"):
         run(tmp_path, loss=other)
+
+
+def keyed(outputs: Any, batch: Any, by: Any) -> Tensor:
+    return outputs["loss"]  # type: ignore[no-any-return]
+
+
+def test_a_loss_is_the_same_in_another_process() -> None:
+    """Where what it holds has no order, and keys that are objects."""
+    code = (
+        "from functools import partial; from hf_geosharp.sharpness.identity import loss_name;"
+        "from tests.sharpness.test_journal import Holder, keyed;"
+        "print(loss_name(partial(keyed, by={keyed: 1, len: 2, Holder(3): {'a', 'b', 'c', 'd'}})))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
+            check=True, cwd=Path(__file__).parents[2],
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+    assert len(found) == 1
 
 
 def hooked(model: nn.Module) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.parts import excerpt, other_cut, rows, samples, uncut
 from hf_geosharp.tasks.kinds import readings, task_of_model
+from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches, randomise
 
 Batch = dict[str, Tensor]
@@ -314,3 +317,76 @@ def test_labels_that_are_left_out_are_no_terms_of_a_classifier_s_loss() -> None:
         parts = score(model, [batch], micro_batch=size, **options)
         assert parts.base_loss == pytest.approx(whole.base_loss, rel=1e-6)
         assert parts.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-4)
+
+
+def of_each_sample(outputs: Any, batch: Batch) -> Tensor:
+    """The losses of the samples, 0 where the label is left out."""
+    return nn.functional.cross_entropy(outputs.logits, batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_losses_of_samples_that_are_zero_where_labels_are_left_out_are_terms_too(size: int) -> None:
+    model, (batch,) = bert(), bert_batches(1, size=8)
+    batch["labels"] = torch.tensor([0, 1, -100, 2, 1, -100, 0, 2])
+    options: dict[str, Any] = {"loss": of_each_sample, "steps": 2, "reproducibility": False, "metric": "adaptive"}
+    whole, parts = (score(model, [batch], micro_batch=n, **options) for n in (None, size))
+    assert parts.base_loss == pytest.approx(whole.base_loss, rel=1e-6)
+
+
+def test_readings_that_differ_in_nothing_so_far_are_not_proved_again() -> None:
+    """And those that differ in another batch are."""
+    micro, (batch,) = MicroBatch(2), bert_batches(1, size=4)
+    weight = partial(readings, task_of_model(bert()))
+    calls: list[int] = []
+    model = bert()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    left_out = {**batch, "labels": torch.tensor([0, -100, 1, 2])}
+    for one, passes in ((batch, 3 + 2), (batch, 2), (left_out, 5 + 2), (batch, 2), (left_out, 2)):
+        calls.clear()
+        Objective(model, one, weight=weight, micro_batch=micro).evaluate(False)
+        assert len(calls) == passes
+
+
+def out_of_memory_above(limit: int) -> Any:
+    """A model that has no memory for more samples than that without gradients, as one that barely fits."""
+    model = bert()
+
+    def check(module: Any, args: Any, kwargs: Any) -> None:
+        if len(kwargs["input_ids"]) > limit and not torch.is_grad_enabled():
+            raise RuntimeError("out of memory: too many samples")
+
+    model.register_forward_pre_hook(check, with_kwargs=True)
+    return model
+
+
+@pytest.mark.parametrize("size", [1, "auto"])
+def test_other_parts_that_do_not_fit_are_left_out(size: Any) -> None:
+    (batch,) = bert_batches(1, size=6)
+    options: dict[str, Any] = {"steps": 2, "reproducibility": False, "metric": "adaptive"}
+    whole = score(bert(), [batch], **options)
+    parts = score(out_of_memory_above(1), [batch], micro_batch=size, **options)
+    assert parts.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-4)
+
+
+def learnt_apart(limits: str) -> None:
+    """Two ranks that share samples, of which each has the memory for another number of them."""
+    dist.init_process_group("gloo")
+    model = bert()
+
+    def check(module: Any, args: Any, kwargs: Any) -> None:
+        if len(kwargs["input_ids"]) > int(limits.split()[dist.get_rank()]):
+            raise RuntimeError("out of memory: too many samples")
+
+    model.register_forward_pre_hook(check, with_kwargs=True)
+    (batch,) = bert_batches(1, size=12)
+    options: dict[str, Any] = {"steps": 2, "reproducibility": False, "metric": "adaptive", "shard": "samples"}
+    print(json.dumps(score(model, [batch], micro_batch="auto", verify=False, **options).geodesic_sharpness))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", ["99 3", "3 99", "1 99", "1 1"])
+def test_ranks_that_have_learnt_different_sizes_agree_on_one_cut(limits: str) -> None:
+    (batch,) = bert_batches(1, size=12)
+    whole = score(bert(), [batch], steps=2, reproducibility=False, metric="adaptive").geodesic_sharpness
+    for found in worlds.results(2, "learnt_apart", limits, module="tests.sharpness.test_parts"):
+        assert found == pytest.approx(whole, rel=1e-4)

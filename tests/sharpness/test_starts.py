@@ -23,11 +23,15 @@ SPACE = plain_space(3, 2)
 
 
 def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -> Peaks:
-    def ascend(start: Tangent | None = None, given: tuple[float, Tangent] | None = None) -> Climb:
-        base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
-        return secant(SPACE, evaluate, rho, 20, start=start, given=given, base=base)
+    ends: list[Tangent] = []
+    given: list[tuple[float, Tangent]] = []
 
-    return peaks(ascend, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
+    def ascend() -> Climb:
+        start = ends.pop() if ends else None
+        base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
+        return secant(SPACE, evaluate, rho, 20, start=start, given=given.pop() if given else None, base=base)
+
+    return peaks(ascend, ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
 
 
 def lopsided(u: Tensor) -> Tensor:

@@ -85,6 +85,10 @@ def test_texts_are_cut_to_the_length_that_is_asked_for(model):
     assert "max_length_chosen" not in how
     with pytest.raises(UsageError, match="at least 1 token"):
         batches_from(TEXTS, model, processor=make_tokenizer(), max_length=0, **SIZES)
+    special = make_tokenizer().num_special_tokens_to_add()
+    if special:
+        with pytest.raises(UsageError, match=f"adds {special} special tokens"):
+            batches_from(TEXTS, model, processor=make_tokenizer(), max_length=special, **SIZES)
 
 
 def test_a_length_is_of_texts_that_are_not_encoded_yet(model, vit_folder):
@@ -171,6 +175,22 @@ def test_batches_of_different_sizes_are_warned_of(model):
     batches, identity = batches_from(by_sampler, model)
     assert [len(one["labels"]) for one in batches] == [4, 4]
     assert identity["dropped"] == 2
+
+
+class ByTokens:
+    """A sampler whose batch size counts tokens."""
+
+    batch_size = 28
+
+    def __iter__(self):
+        return iter([[0, 1, 2, 3], [4, 5, 6, 7]])
+
+
+def test_a_sampler_that_counts_something_else_than_rows_is_taken_as_it_is(model):
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 10, "label": [0, 1] * 5}).with_format("torch")
+    batches, identity = batches_from(DataLoader(rows, batch_sampler=ByTokens()), model)
+    assert [len(one["labels"]) for one in batches] == [4, 4]
+    assert identity["batch_size"] == 4
 
 
 def test_keys_for_the_loss_only(model):
