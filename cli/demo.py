@@ -36,6 +36,8 @@ def command(name: str | None, output: Path | None) -> None:
         # What looks like no path might be an id of the Hub.
         place = str(copy) if copy.is_absolute() else f"./{copy}"
         say(f"Score it with: {shlex.join(['hf-geosharp', 'score', place, '--data', f'{place}/data'])}")
+    else:
+        say(f"Score a model on it with: hf-geosharp score MODEL --data {shlex.quote(str(copy / 'data'))}")
 
 
 def _list() -> None:
@@ -53,7 +55,7 @@ def _list() -> None:
     console = Console()
     console.print(table)
     console.print(
-        "\nScore a model with 'hf-geosharp score demo:NAME'. Each has a twin, demo:NAME-twin: the same function "
+        "\nScore a model with 'hf-geosharp score demo:NAME'. Each model has a twin, demo:NAME-twin: the same function "
         "with other weights, computed on request.",
         highlight=False,
         markup=False,

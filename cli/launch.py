@@ -63,6 +63,7 @@ def start(ctx: click.Context, processes: int | None) -> int:
     if not debug:
         # What went wrong is told by the processes themselves.
         logging.disable(logging.CRITICAL)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     try:
         multi_gpu_launcher(arguments)
     except ChildFailedError as error:

@@ -166,7 +166,9 @@ _data_options = _together(
         help="Samples per ball; the score is the mean over the balls.",
     ),
     _input_column_options,
-    click.option("--label-column", metavar="N", help="Column with the label."),
+    click.option(
+        "--label-column", metavar="N", help="Column with the label, or with the target text of a seq2seq model."
+    ),
     click.option(
         "--label-map",
         type=label_map,

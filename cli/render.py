@@ -53,6 +53,9 @@ def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
 
 def _headline(result: SharpnessResult, plus_minus: str) -> Text:
     title = title_of(result.metric)
+    if result.lost:
+        lost = f"in {result.lost} of {len(result.per_batch)} batches no finite loss was found: use a smaller radius"
+        return Text.assemble((f"{title}  ", "bold"), ("no measurement", "bold red"), f" ({lost})")
     text = Text.assemble((f"{title}  ", "bold"), (_number(result.geodesic_sharpness), "bold green"))
     if result.stderr is not None:
         text.append(f" {plus_minus} {result.stderr:.2g}")

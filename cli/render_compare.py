@@ -63,8 +63,11 @@ def correlation_table(correlation: Correlation) -> RenderableType:
     points = _grid("model", correlation.by, correlation.target)
     for point in sorted(correlation.points, key=lambda point: point.figure):
         points.add_row(Text(point.name), _number(point.figure), f"{point.target:.6g}")
+    resamples = f"intervals: {correlation.resamples} bootstrap samples of the models; "
+    if all(found.interval95 is None for found in correlation.statistics):
+        resamples = ""
     how = (
-        f"intervals: {correlation.resamples} bootstrap samples of the models; p: two-sided, by permutation; "
+        f"{resamples}p: two-sided, by permutation; "
         f"seed {correlation.seed}; pairs of equal models: {correlation.ties['figure']} in {correlation.by}, "
         f"{correlation.ties['target']} in {correlation.target}"
     )

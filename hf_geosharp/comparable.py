@@ -152,6 +152,8 @@ def _short(names: Sequence[str]) -> list[str]:
 def conditions(result: SharpnessResult) -> dict[str, Any]:
     """What two scores must share for their difference to be one of the models."""
     data = {key: value for key, value in result.data.items() if key not in _NOT_DATA and value is not None}
+    if result.data.get("max_length_chosen"):
+        data["max_length"] = result.data.get("max_length")
     labels = result.data.get("labels")
     targets = labels if labels in ("model", "regression") else "data"
     kept = {name: getattr(result, name) for name in _SETTINGS}
@@ -254,6 +256,11 @@ def _check_finite(item: Named) -> None:
     numbers += [number for batch in result.per_batch for number in (batch.value, batch.base_loss)]
     if not all(math.isfinite(number) for number in numbers):
         raise DataError(f"{item.name} holds a number that is NaN or infinite; compute its score again or leave it out")
+    if result.lost:
+        raise DataError(
+            f"{item.name} is not a measurement: in {result.lost} of {len(result.per_batch)} batches no finite loss was "
+            "found; compute its score at a smaller radius or leave it out"
+        )
     if not result.per_batch:
         raise DataError(f"{item.name} has no batches; compute its score again or leave it out")
 

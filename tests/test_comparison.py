@@ -511,3 +511,13 @@ def test_the_task_of_an_adapter_is_left_to_loading(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda *_: None)
     with pytest.raises(ModelError, match=r"me/adapter has no config\.json"):
         members._task(member, None)
+
+
+def test_a_length_that_was_chosen_is_a_setting() -> None:
+    plain = result_of("a", [1.0, 2.0])
+    chosen = replace(plain, data={**plain.data, "max_length": 6, "max_length_chosen": True})
+    default = replace(plain, data={**plain.data, "max_length": 64})
+    with pytest.raises(UsageError, match="max_length"):
+        check_comparable([Named("a", default), Named("b", chosen)])
+    other = replace(plain, data={**plain.data, "max_length": 48})
+    assert check_comparable([Named("a", default), Named("b", other)]) == []

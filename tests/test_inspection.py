@@ -471,7 +471,7 @@ def test_names_of_a_checkpoint_that_do_not_match(tmp_path: Path) -> None:
     assert any("1 weights" in text and "extra.weight" in text for text in result.warnings)
     del weights["bert.encoder.layer.0.attention.self.key.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks 1 weights.*self\.key\.weight.*no place for: extra\.weight"):
+    with pytest.raises(ModelError, match=r"lacks 1 of the weights.*self\.key\.weight.*no place for: extra\.weight"):
         inspect_pretrained(str(tmp_path))
     with pytest.warns(GeosharpWarning, match=r"self\.key\.weight"):
         inspect_pretrained(str(tmp_path), allow_missing=True, verify=False, health=False, device="cpu")

@@ -51,6 +51,11 @@ def plain(result: SharpnessResult) -> SharpnessResult:
     counts = {name: whole(getattr(result, name), name) for name in ("steps", "starts", "samples", "batch_size", "seed")}
     names = ("geodesic_sharpness", "base_loss", "rho", "damping")
     numbers = {name: finite(getattr(result, name), name) for name in names}
+    if result.lost:
+        raise CardError(
+            f"the score is not a measurement: in {result.lost} of {len(result.per_batch)} batches no finite loss was "
+            "found; take it at a smaller radius"
+        )
     if texts["metric"] not in METRIC_TYPES:
         raise CardError(f"the result's metric is {result.metric!r}; a card can hold {', '.join(METRIC_TYPES)}")
     return dataclasses.replace(
@@ -90,6 +95,10 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
     }
     if result.starts > 1:
         args["starts"] = result.starts
+    if result.data.get("max_length_chosen"):
+        args["max_length"] = result.data["max_length"]
+    if result.model.get("dtype") == "float64":
+        args["dtype"] = "float64"
     if result.data.get("labels") == "model":
         args["labels"] = "model"
     if result.data.get("loss") is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,7 +35,12 @@ def identity(
     """Of what a score is: what ranks have to agree in, and what a journal belongs to."""
     rest = [(f"buffer {n}", b) for n, b in borrowed.model.named_buffers() if not b.is_meta]
     return {
-        "settings": {k: v for k, v in asdict(settings).items() if k not in _HOW},
+        # A default that is written out is the same score.
+        "settings": {
+            k: v
+            for k, v in asdict(replace(settings, rho=settings.radii, geodesic=settings.order)).items()
+            if k not in _HOW
+        },
         "loss": loss_name(loss),
         "dtype": str(borrowed.dtype).removeprefix("torch."),
         "device": next(iter(borrowed.originals.values())).device.type,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from hf_geosharp.errors import ModelError
 from hf_geosharp.sharpness.jobs import Outcome
-from hf_geosharp.sharpness.result import Reproducible
+from hf_geosharp.sharpness.result import BatchScore, Reproducible
 
 AGREEMENT = 0.01
 """Relative difference that a re-run from slightly moved weights may show."""
@@ -59,7 +59,11 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
         least = rounding / AGREEMENT
         spread = abs(value - first) / max(abs(first), abs(value), least)
         note = None
-        if "lost" in (before.at(rho).stopped, score.stopped):
+        if before.at(rho).stopped == "lost":
+            # Told of all such batches together.
+            out[rho] = Compared(Reproducible(False, spread, how), None)
+            continue
+        if score.stopped == "lost":
             note = f"the score at rho {rho:g} is not a measurement: no finite loss above that at the weights was found"
         elif max(first, value) < least:
             note = (
@@ -73,3 +77,21 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
             )
         out[rho] = Compared(Reproducible(note is None, spread, how), note)
     return out
+
+
+def measured(
+    checks: Mapping[float, Reproducible], scores: Mapping[float, Sequence[BatchScore]]
+) -> tuple[dict[float, Reproducible], list[str]]:
+    """The checks by radius, and what is told, where batches at some radii are lost: a score with these is none."""
+    found, notes = dict(checks), []
+    for rho, batches in sorted(scores.items()):
+        lost = sum(batch.stopped == "lost" for batch in batches)
+        if lost:
+            text = (
+                f"in {lost} of {len(batches)} batches no finite loss above that at the weights was found, and they "
+                "count as 0"
+            )
+            before = found.get(rho)
+            found[rho] = Reproducible(False, None if before is None else before.spread, text)
+            notes.append(f"the score at rho {rho:g} is not a measurement: {text}; use a smaller radius")
+    return found, notes

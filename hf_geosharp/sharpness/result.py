@@ -201,6 +201,11 @@ class SharpnessResult:
     schema: int = SCHEMA
 
     @property
+    def lost(self) -> int:
+        """In how many batches no finite loss above that at the weights was found: with any the score is none."""
+        return sum(batch.stopped == "lost" for batch in self.per_batch)
+
+    @property
     def unit(self) -> str:
         """The unit of the losses and their rises: "nats", or "units of the loss" for other losses."""
         return unit_of(self.data, self.model)

@@ -25,7 +25,7 @@ from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
 from hf_geosharp.sharpness.parts import Batch, Weight, structure
 from hf_geosharp.sharpness.progress import Track
-from hf_geosharp.sharpness.reproducibility import NUDGE, compared, resolution
+from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
 from hf_geosharp.sharpness.selection import Selection, selections
 from hf_geosharp.sharpness.settings import Settings
@@ -169,7 +169,11 @@ class Runner:
             if outcome.skipped is not None:
                 raise ModelError(f"baseline {outcome.job.metric}: {outcome.skipped}")
             values.setdefault(outcome.job.metric, []).append(outcome.at(first).value)
-        found = {rho: c.check for each in checks for rho, c in each.items()}
+        found, lost = measured(
+            {rho: c.check for each in checks for rho, c in each.items()},
+            {rho: [o.at(rho) for o in runs.outcomes] for rho in settings.radii},
+        )
+        self.notes += lost
         return found, {metric: mean_with_error(v)[0] for metric, v in values.items()}
 
     def _resumed(self, jobs: Sequence[Job]) -> list[Outcome]:

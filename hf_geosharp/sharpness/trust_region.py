@@ -53,6 +53,10 @@ class Quadratic:
         # A step that rounding swallowed says nothing.
         if loss is not None and not (gram[2, 2] > 0 and _holds(gram, loss, noise)):
             vectors, gram = vectors[:2], gram[:2, :2]
+        if not np.isfinite(gram).all():
+            # Too long for products of them to be numbers: nothing is known, or no more than where one is.
+            vectors, gram = vectors[:2], gram[:2, :2]
+            gram = gram if np.isfinite(gram).all() else np.zeros((2, 2))
         self.vectors, self._gram = vectors, gram
         inverse = np.array([1 / math.sqrt(x) if x > 0 else 0.0 for x in gram.diagonal().tolist()])
         values, axes = np.linalg.eigh(inverse[:, None] * gram * inverse)

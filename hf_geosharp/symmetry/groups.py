@@ -26,6 +26,10 @@ class Group:
     isometric: bool = False
     centred: bool = False
 
+    def __str__(self) -> str:
+        """Its name."""
+        return self.name
+
     @property
     def name(self) -> str:
         """``GL(64)``, ``GL(1,C)``, ``GL(1)+``, ``O(64)``, ``O(64) fixing 1`` or ``U(1)``."""

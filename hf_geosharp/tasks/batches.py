@@ -294,7 +294,7 @@ def _whole_batches(
     if len(samples) < asked:
         warnings.warn(
             f"The data have {len(samples)} rows{empty}, not the {asked} asked for; {count * batch_size} are used, in "
-            f"{count} whole batches of {batch_size}.",
+            f"{count} whole {'batch' if count == 1 else 'batches'} of {batch_size}.",
             GeosharpWarning,
             stacklevel=3,
         )

@@ -102,8 +102,8 @@ def _texts(rows: Mapping[str, Sequence[Any]], column: str, numbers: Sequence[int
             )
         if not isinstance(text, str):
             raise DataError(
-                f"Column {column!r}, row {row} holds a {type(text).__name__}, not a text. Name the text column with "
-                "--text-column (in Python, columns=Columns(text=...))."
+                f"Column {column!r}, row {row} holds a value of type {type(text).__name__}, not a text. Name the text "
+                "column with --text-column (in Python, columns=Columns(text=...))."
             )
     return texts
 

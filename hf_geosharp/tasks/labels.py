@@ -50,7 +50,8 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
     classes = int(config.num_labels)
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise DataError(
-            "The model predicts several labels per sample (multi-label); only one label per sample is supported."
+            "The model predicts several labels per sample (multi-label); only one label per sample is supported. Score "
+            "it without labels (labels 'model', --labels model), or pass batches from Python."
         )
     if predicts_numbers(config):
         return LabelRule("regression", _regression_target, classes)
@@ -88,7 +89,10 @@ def convert_labels(rule: LabelRule, values: Sequence[Any], rows: Sequence[int], 
 def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
     where = f"column {column!r}, row {row}"
     if value is None:
-        raise DataError(f"The label is missing ({where}).")
+        raise DataError(
+            f"The label is missing ({where}; rows count from 0). Fill it in, remove the row, or score without labels "
+            "(labels 'model', --labels model)."
+        )
     if isinstance(value, (list, tuple, dict)):
         raise DataError(f"The label {value!r} ({where}) is not a single label; only one label per sample is supported.")
     try:
@@ -98,6 +102,10 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
             raise DataError(
                 f"The label {value!r} ({where}) is not a number, and the model has one output (num_labels = 1): "
                 "it predicts a number. Choose the column with --label-column (in Python, columns=Columns(label=...))."
+            ) from error
+        if rule.how == "label map":
+            raise DataError(
+                f"The label {value!r} ({where}) is not in the label map (--label-map): add it, with its class."
             ) from error
         raise DataError(f"The label {value!r} ({where}) is not a class of the model. {_HINT}") from error
     if rule.how == "regression":

@@ -67,7 +67,7 @@ def report_missing(source: Source, missing: list[str], unexpected: list[str], na
     Raises:
         ModelError: They may not.
     """
-    text = f"{source.id}: the checkpoint lacks {len(missing)} weights of {name}: {_some(missing)}."
+    text = f"{source.id}: the checkpoint lacks {len(missing)} of the weights of {name}: {_some(missing)}."
     if unexpected:
         text += f" It has {len(unexpected)} that {name} has no place for: {_some(unexpected)}."
     if not allowed:

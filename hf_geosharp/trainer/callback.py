@@ -268,8 +268,10 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self.results.append((state.global_step, result))
         for text in result.warnings:
             self._say(text)
-        self._known = (weights, result.geodesic_sharpness)
-        return result.geodesic_sharpness, round(self._cost.last, 4)
+        # Where no finite loss was found the value 0 would be the best one.
+        value = math.nan if result.lost else result.geodesic_sharpness
+        self._known = (weights, value)
+        return value, round(self._cost.last, 4)
 
     def _run(self, run: Callable[[], T]) -> T:
         """Runs on every process, unnoticed by the training; warnings are given once, by one process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -247,3 +248,21 @@ def test_a_single_model_gets_the_score_whatever_its_name() -> None:
     one = b"---\nmodel-index:\n- name: checkpoint-1200\n  results: []\n---\n"
     merged = yaml.safe_load(split(card.merge(one, make_result(), MODEL)).yaml)["model-index"]
     assert [(model["name"], len(model["results"])) for model in merged] == [("checkpoint-1200", 1)]
+
+
+def test_a_score_that_is_no_measurement_gets_into_no_card() -> None:
+    (first, *rest) = make_result().per_batch
+    lost = dataclasses.replace(first, value=0.0, stopped="lost")
+    with pytest.raises(CardError, match="is not a measurement: in 1 of 2 batches"):
+        entry.plain(make_result(per_batch=[lost, *rest]))
+
+
+def test_a_length_and_a_precision_that_were_chosen_are_settings() -> None:
+    result = make_result()
+    args = entry.entry(entry.plain(result))["metrics"][0]["args"]
+    assert not {"max_length", "dtype"} & set(args)
+    chosen = make_result(
+        data={**result.data, "max_length": 8, "max_length_chosen": True}, model={**result.model, "dtype": "float64"}
+    )
+    args = entry.entry(entry.plain(chosen))["metrics"][0]["args"]
+    assert (args["max_length"], args["dtype"]) == (8, "float64")

@@ -118,7 +118,7 @@ def test_copy_refuses_what_is_in_use(run: Run, tmp_path: Path) -> None:
 def test_data_alone_are_copied_but_are_no_model(run: Run, tmp_path: Path) -> None:
     done = run("demo", "prose", "--output", str(tmp_path / "prose"))
     assert done.exit_code == 0
-    assert done.stderr == ""
+    assert done.stderr == f"Score a model on it with: hf-geosharp score MODEL --data {tmp_path / 'prose' / 'data'}\n"
     assert (tmp_path / "prose" / "data" / "train.txt").is_file()
     assert demos.info("prose")["license"] == "public-domain"
     with pytest.raises(UsageError, match="no demo 'prose'"):

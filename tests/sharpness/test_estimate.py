@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -354,6 +355,11 @@ def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(as
     assert not mix.per_batch[0].converged
     assert mix.per_batch[0].stopped == "lost"
     assert any("0 is not a measurement" in text and "inv" in text for text in mix.warnings)
+    assert mix.lost == 1
+    assert mix.reproducible.ok is False
+    assert sum("is not a measurement: in 1 of 1 batches" in text for text in mix.warnings) == 1
+    with pytest.raises(DataError, match="is not a measurement: in 1 of 1"):
+        check_comparable([Named("a", mix), Named("b", mix)], force=True)
     assert inv.geodesic_sharpness > 0
     assert not inv.warnings
 
@@ -521,3 +527,33 @@ def test_the_precision_is_recorded_and_scores_of_different_ones_are_not_compared
 )
 def test_only_losses_that_are_known_to_be_logarithms_are_in_nats(model: Any, data: Any, unit: str) -> None:
     assert unit_of(data, model) == unit
+
+
+class Odd(nn.Module):
+    """Not finite anywhere in the ball for some inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        far = (self.w - 1).abs().max() > 1e-3
+        loss = (self.w * x).sum() ** 2 + 1
+        return SimpleNamespace(loss=torch.where(far & (x[0, 0] < 0), torch.inf, loss))
+
+
+def test_a_mean_over_batches_of_which_some_found_no_finite_loss_is_no_measurement() -> None:
+    """The worst batch repeats, and yet the others are not 0."""
+    batches = [{"x": torch.tensor([[s, 1.0]]), "labels": torch.zeros(1)} for s in (1.0, -1.0)]
+    result = score(Odd(), batches, metric="euclidean", rho=0.5, steps=5)
+    assert (result.lost, result.reproducible.ok) == (1, False)
+    assert any("in 1 of 2 batches no finite loss above that at the weights was found" in t for t in result.warnings)
+
+
+def test_far_too_large_radii_are_told_and_never_a_raw_error() -> None:
+    """Vectors so long that their products are no numbers."""
+    model, batches = bert(), bert_batches(1)
+    for metric in ("inv", "mix", "adaptive", "euclidean"):
+        for rho in (1e2, 1e5, 1e8, 1e12, 1e16):
+            result = score(model, batches, metric=metric, rho=rho, steps=6, reproducibility=False)
+            assert math.isfinite(result.geodesic_sharpness)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.trust_region import Array, Quadratic, largest_in_ball
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
 from tests.sharpness.test_ascent import like, plain_space, quadratic
@@ -125,3 +126,13 @@ def test_where_only_a_leap_is_better_a_step_goes_some_of_the_way() -> None:
     z = model.within(0.3, 0.0, 1.0)
     assert norm(z - model.center) == pytest.approx(0.3)
     assert norm(z) <= 1.0
+
+
+def test_products_that_are_no_numbers_say_nothing() -> None:
+    u = (Tangent((torch.ones(2),)),) * 4
+    gram = np.array([[1.0, 0.5, 1, 1], [0.5, 1, 1, np.inf], [1, 1, 1, np.nan], [1, np.inf, np.nan, np.inf]])
+    known = Quadratic(u, gram, 1e-10, 1.0, 0.0)
+    assert len(known.vectors) == 2
+    assert known.gain(known.largest(0.0, 1.0))[0] > 0
+    nothing = Quadratic(u[:2], np.full((2, 2), np.nan), 1e-10, None, 0.0)
+    assert nothing.gain(nothing.largest(0.0, 1.0)) == (0.0, 0.0)

@@ -298,7 +298,7 @@ def test_too_few_rows(model):
 
 def test_columns_and_processors_that_do_not_fit(model):
     numbers = datasets.Dataset.from_dict({"text": [1, 2], "label": [0, 1]})
-    with pytest.raises(DataError, match=r"'text', row \d holds a int"):
+    with pytest.raises(DataError, match=r"'text', row \d holds a value of type int"):
         batches_from(numbers, model, processor=make_tokenizer(), samples=2, batch_size=2)
     missing = datasets.Dataset.from_dict({"text": ["a film", None], "label": [0, 1]})
     with pytest.raises(DataError, match=r"'text', row 1 holds no text \(null\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import warnings
@@ -15,6 +16,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
 
 from hf_geosharp import GeodesicSharpnessCallback, score
 from hf_geosharp.errors import GeosharpWarning, UsageError
+from hf_geosharp.trainer.measure import Measurement
 from tests.sharpness.tiny import randomise
 from tests.trainer.tiny import QUICK, bert, dataset, evaluations, trainer
 
@@ -363,3 +365,20 @@ class TestFailures:
 def test_wrong_arguments_are_refused_at_once(wrong: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         GeodesicSharpnessCallback(**wrong)
+
+
+@pytest.mark.filterwarnings("ignore::hf_geosharp.errors.GeosharpWarning")
+def test_where_no_finite_loss_was_found_the_value_is_no_number_rather_than_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Measurement.take
+
+    def lost(self: Measurement, *arguments: Any) -> Any:
+        result = take(self, *arguments)
+        batches = [dataclasses.replace(batch, value=0.0, stopped="lost") for batch in result.per_batch]
+        return dataclasses.replace(result, geodesic_sharpness=0.0, per_batch=batches)
+
+    monkeypatch.setattr(Measurement, "take", lost)
+    trained = trainer(tmp_path)
+    GeodesicSharpnessCallback(**QUICK).attach(trained)
+    assert math.isnan(trained.evaluate()[KEY])
