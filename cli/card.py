@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from hf_geosharp import demos
-from hf_geosharp.cli import cards, libraries
+from hf_geosharp.cli import cards, complete, libraries
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import debug_option, quiet_option, score_options
 from hf_geosharp.errors import GeosharpError, UsageError
@@ -28,7 +28,7 @@ _OF_PLACE = {"revision", "token"}
 
 
 @click.command("card", short_help="Put a score into a model card.")
-@click.argument("target", metavar="MODEL_OR_README")
+@click.argument("target", metavar="MODEL_OR_README", shell_complete=complete.models)
 @click.option(
     "--result",
     "result_file",
@@ -39,7 +39,12 @@ _OF_PLACE = {"revision", "token"}
 @click.option("--force", is_flag=True, help="With --result: accept the score of another model.")
 @click.option("--remove", is_flag=True, help="Remove the score and its section from the card.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
-@click.option("--to", metavar="FILE|-", help="Write the card to FILE, or print it, and leave the original unchanged.")
+@click.option(
+    "--to",
+    metavar="FILE|-",
+    shell_complete=complete.files,
+    help="Write the card to FILE, or print it, and leave the original unchanged.",
+)
 @click.option("--plot", is_flag=True, help=f"Draw the curve into {PICTURE} next to the card, and show it in the card.")
 @click.option("--push", is_flag=True, help="Commit the card to the Hub; without this, changes are only shown.")
 @click.option(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hf_geosharp.cli import files, libraries, output
+from hf_geosharp.cli import complete, files, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import debug_option, json_option, quiet_option, score_arguments, score_options
 
@@ -34,7 +34,7 @@ def _one_process(function: F) -> F:
 
 
 @click.command("compare", short_help="Rank models, or the checkpoints of a run, on the same batches.")
-@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete.models)
 @click.option(
     "--rank-by",
     default="sharpness",

@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from hf_geosharp.cli import libraries, output
+from hf_geosharp.cli import complete, libraries, output
 from hf_geosharp.cli.errors import is_debug
 from hf_geosharp.cli.options import debug_option, json_option
 
 
 @click.command("correlate", short_help="Correlate scores with a target over models.")
-@click.argument("results", metavar="RESULTS...", nargs=-1, required=True)
+@click.argument("results", metavar="RESULTS...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option(
     "--target",
+    shell_complete=complete.files,
     required=True,
     metavar="FILE.csv|model-index:METRIC",
     help="A table with a column 'model' and one with the target, or a metric in the model cards (METRIC@DATASET if a "

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from hf_geosharp.cli import complete
 from hf_geosharp.cli.errors import set_debug
 from hf_geosharp.sharpness.choices import (
     ASCENTS,
@@ -118,6 +119,7 @@ json_option = click.option(
     "--json",
     "json_target",
     metavar="FILE|-",
+    shell_complete=complete.files,
     help="Also write the result as JSON to FILE; '-' prints JSON on stdout and nothing else.",
 )
 
@@ -125,10 +127,11 @@ card_option = click.option(
     "--card",
     "card_target",
     metavar="README",
+    shell_complete=complete.files,
     help="Also put the result into this model card: a README.md, or a model's folder.",
 )
 
-model_argument = click.argument("model", required=False)
+model_argument = click.argument("model", required=False, shell_complete=complete.models)
 
 _part_options = _together(
     click.option("--data-config", metavar="C", help="Configuration (subset) of the data set."),
@@ -151,7 +154,10 @@ _input_column_options = _together(
 
 _data_options = _together(
     click.option(
-        "--data", metavar="D", help="Data set: Hub id, folder or file.  [default: the one named by the model card]"
+        "--data",
+        metavar="D",
+        shell_complete=complete.files,
+        help="Data set: Hub id, folder or file.  [default: the one named by the model card]",
     ),
     _part_options,
     _task_option,
@@ -280,6 +286,7 @@ _search_options = _together(
         "--layout",
         multiple=True,
         metavar="FILE",
+        shell_complete=complete.files,
         expose_value=False,
         callback=_add_layouts,
         help="JSON description of attention modules that cannot be traced; refused if it does not hold.",
@@ -340,6 +347,7 @@ _work_options = _together(
     click.option(
         "--output",
         metavar="DIR",
+        shell_complete=complete.files,
         help="Folder for the result and a journal; the same command resumes an interrupted run.",
     ),
     click.option(
@@ -398,6 +406,7 @@ inspect_options = _together(
     click.option(
         "--data",
         metavar="D",
+        shell_complete=complete.files,
         help="Example batch, if inputs cannot be made up: a data set (Hub id, folder or file), or a .safetensors "
         "file with a tensor for each argument of the model's forward.",
     ),

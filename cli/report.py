@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hf_geosharp.cli import files, libraries
+from hf_geosharp.cli import complete, files, libraries
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import debug_option, quiet_option
 
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 
 
 @click.command("report", short_help="Write results as one page for a browser, and their pictures.")
-@click.argument("results", metavar="RESULT.json|DIR...", nargs=-1, required=True)
-@click.option("-o", "--output", metavar="FILE|-", help="Write the page (HTML) to FILE, or print it.")
+@click.argument("results", metavar="RESULT.json|DIR...", nargs=-1, required=True, shell_complete=complete.files)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE|-",
+    shell_complete=complete.files,
+    help="Write the page (HTML) to FILE, or print it.",
+)
 @click.option(
     "--plots",
     type=click.Path(file_okay=False, path_type=Path),

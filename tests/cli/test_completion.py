@@ -76,6 +76,34 @@ def test_what_is_offered(shell: str, words: str, offered: set[str]) -> None:
     assert complete(shell, words) == offered
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "score ./my", "score my", "score --data rev", "score m --json res", "score m --output ou", "card ./my",
+        "card m --to RE", "card m --result res", "compare a ./b", "report res", "report r -o pa", "correlate a b",
+        "correlate a --target ta", "inspect ./my", "inspect m --layout la", "inspect m --data ba",
+    ],
+)  # fmt: skip
+def test_where_files_are_meant_the_shell_offers_its_own(words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {
+            "_HF_GEOSHARP_COMPLETE": "bash_complete", "COMP_WORDS": f"hf-geosharp {words}",
+            "COMP_CWORD": str(len(words.split())),
+        },
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    kind, _, word = done.stdout.strip().partition(",")
+    assert kind in ("file", "dir")
+    assert word == words.split()[-1]
+    assert done.stderr.splitlines()[-1] == "HEAVY []"
+
+
+def test_demos_are_offered_by_name() -> None:
+    offered = complete("fish", "hf-geosharp score demo:")
+    assert {"demo:digits-vit", "demo:digits-vit-twin", "demo:vader-bert"} <= offered
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_document_says_how(shell: str) -> None:
     assert f"_HF_GEOSHARP_COMPLETE={shell}_source hf-geosharp" in DOCUMENT
