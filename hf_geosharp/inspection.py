@@ -214,7 +214,7 @@ def inspect_pretrained(
         make_twin(network.model)
     batches, how = None, ""
     if data is not None:
-        batches = stored_batches(network, data, data_config, split, columns or Columns(), token, seed)
+        batches = stored_batches(network, data, data_config, split, Columns.of(columns), token, seed)
         how = f"{_batches(len(batches))} of {os.fspath(data)}"
     notes = []
     if network.unexpected:

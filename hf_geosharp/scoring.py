@@ -209,7 +209,7 @@ def score_pretrained(
     revision: str | None = None,
     token: str | None = None,
     trust_remote_code: bool = False,
-    columns: Columns | None = None,
+    columns: Columns | Mapping[str, str] | None = None,
     label_map: Mapping[str, Any] | None = None,
     labels: str = "data",
     max_length: int | None = None,
@@ -239,7 +239,7 @@ def score_pretrained(
         device: "auto" (a GPU if there is one), or a torch device.
         dtype: "float32" or "float64", in which the model is loaded and the score is taken.
         revision, token, trust_remote_code: as in transformers.
-        columns: names of the columns, :class:`hf_geosharp.Columns`; the usual names are found.
+        columns: names of the columns, :class:`hf_geosharp.Columns` or a mapping; the usual names are found.
         label_map: from labels of the data to classes of the model.
         allow_missing: score even if the checkpoint lacks weights, which are then random.
 
@@ -269,7 +269,7 @@ def score_pretrained(
         own_data = demo is not None and (data is None or (isinstance(data, str) and data == demo))
         prepared = prepare_loaded(
             loaded, data=demo if own_data else data, data_config=data_config, split=split, samples=samples,
-            batch_size=batch_size, seed=seed, token=token, columns=columns or Columns(), label_map=label_map,
+            batch_size=batch_size, seed=seed, token=token, columns=Columns.of(columns), label_map=label_map,
             labels=labels, params=params, max_length=max_length,
         )  # fmt: skip
         data_identity = dict(prepared.data_identity)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError, first_line
 from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
@@ -72,7 +72,7 @@ def make_batches(
     """
     _check_sizes(samples, batch_size)
     encoder, dataset = _encoder(
-        dataset, loaded, seed, columns or Columns(), label_map, mlm_probability, max_length, with_labels
+        dataset, loaded, seed, Columns.of(columns), label_map, mlm_probability, max_length, with_labels
     )
     encoded, skipped = _take(dataset, encoder, samples, seed)
     groups, identity = _whole_batches(encoded, samples, batch_size, skipped)
@@ -275,9 +275,29 @@ def _take(dataset: datasets.Dataset, encoder: Encoder, samples: int, seed: int) 
     start = 0
     while start < len(order) and len(taken) < samples:
         numbers = order[start : start + min(_CHUNK, samples - len(taken))].tolist()
-        taken.extend(sample for sample in encoder(wanted[numbers], numbers) if sample is not None)
+        taken.extend(sample for sample in encoder(_read(wanted, numbers), numbers) if sample is not None)
         start += len(numbers)
     return taken, start - len(taken)
+
+
+def _read(dataset: datasets.Dataset, numbers: list[int]) -> Any:
+    """These rows, by column; what a row holds, such as an image, is opened here.
+
+    Raises:
+        DataError: one cannot be opened.
+    """
+    try:
+        return dataset[numbers]
+    except (OSError, ValueError, SyntaxError):
+        for number in numbers:
+            try:
+                dataset[number]
+            except (OSError, ValueError, SyntaxError) as error:
+                raise DataError(
+                    f"Row {number} (counted from 0) cannot be opened ({type(error).__name__}: {first_line(error)}): "
+                    "remove or replace it."
+                ) from error
+        raise
 
 
 def _whole_batches(

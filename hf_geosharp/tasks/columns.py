@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import DataError
+from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.tasks.kinds import Task
 
 if TYPE_CHECKING:
@@ -24,6 +25,20 @@ class Columns:
     text_pair: str | None = None
     image: str | None = None
     label: str | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> Columns:
+        """These, the ones that a mapping names by their roles, or none for None.
+
+        Raises:
+            UsageError: a role that there is not, or something else.
+        """
+        if given is None or isinstance(given, Columns):
+            return given or cls()
+        if isinstance(given, Mapping) and set(given) <= {field.name for field in fields(cls)}:
+            return cls(**given)
+        roles = ", ".join(field.name for field in fields(cls))
+        raise UsageError(f"columns is {given!r:.80}; it is a Columns, or a mapping from roles ({roles}) to names.")
 
     def named(self) -> dict[str, str]:
         """The columns that are set, by role."""

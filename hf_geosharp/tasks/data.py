@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -348,6 +349,11 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
     if "Config name is missing" in text or "BuilderConfig" in text:
         return DataError(
             f"{request.id}: choose its configuration with data_config (--data-config). {' '.join(str(error).split())}"
+        )
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENOSPC):
+        return DataError(
+            f"{request.id} cannot be put into the cache of datasets ({error.strerror}: {error.filename}). Set HF_HOME "
+            "or HF_DATASETS_CACHE to a folder that can be written."
         )
     if isinstance(error, DatasetGenerationError):
         return DataError(f"{request.id} cannot be read: {text} {_cause(error)}".rstrip())

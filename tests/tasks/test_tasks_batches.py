@@ -426,3 +426,25 @@ def test_booleans_stay_what_they_are():
         "mask": torch.bool,
         "labels": torch.int64,
     }
+
+
+def test_columns_may_be_a_mapping(model):
+    rows = datasets.Dataset.from_dict({"body": TEXTS["text"], "stars": TEXTS["label"]})
+    named = {"text": "body", "label": "stars"}
+    batches, identity = batches_from(rows, model, processor=make_tokenizer(), columns=named, **SIZES)
+    assert identity["columns"] == named
+    assert len(batches) == 3
+    for wrong in ({"words": "body"}, ["body"]):
+        with pytest.raises(UsageError, match=r"a mapping from roles \(text, text_pair, image, label\)"):
+            batches_from(rows, model, processor=make_tokenizer(), columns=wrong, **SIZES)
+
+
+def test_an_image_that_cannot_be_opened_is_named_by_its_row(vit_folder, tmp_path):
+    for i in range(4):
+        make_images()[i]["image"].save(tmp_path / f"{i}.png")
+    (tmp_path / "2.png").write_bytes(b"no image")
+    files = {"image": [str(tmp_path / f"{i}.png") for i in range(4)], "label": ["0", "1", "2", "0"]}
+    rows = datasets.Dataset.from_dict(files).cast_column("image", datasets.Image())
+    loaded = load_model(vit_folder, device="cpu")
+    with pytest.raises(DataError, match=r"Row 2 \(counted from 0\) cannot be opened \(UnidentifiedImageError"):
+        batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)

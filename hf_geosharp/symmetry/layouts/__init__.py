@@ -121,6 +121,10 @@ def registered() -> tuple[Layout, ...]:
     return tuple(_registered)
 
 
+def _missing(error: Exception) -> str:
+    return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+
+
 def read_layouts(path: str | Path) -> tuple[Layout, ...]:
     """The layouts of a JSON file, ``{"schema": 1, "layouts": [{"name", "q", "k", "v", "o", ...}]}``.
 
@@ -137,8 +141,9 @@ def read_layouts(path: str | Path) -> tuple[Layout, ...]:
         return tuple(_layout(entry, _shipped()[1]) for entry in data["layouts"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(
-            f'The layout file {path} does not describe layouts ({error!r}): it needs {{"schema": 1, "layouts": '
-            f'[{{"name": ..., "q": ..., "k": ..., "v": ..., "o": ...}}]}}.'
+            f"The layout file {path} does not describe layouts ({_missing(error)}): it needs "
+            '{"schema": 1, "layouts": [{"name": ..., "q": ..., "k": ..., "v": ..., "o": ...}]}, and heads, if given, '
+            '{"query": ..., "key": ...}.'
         ) from None
 
 
