@@ -445,7 +445,7 @@ def test_errors_that_need_the_model(metric: Any, bert: Any, bert_folder: str, ro
     texts, labels = list(rows["text"]), list(rows["label"])
     with pytest.raises(UsageError, match="references are missing"):
         metric.compute(model_id=bert_folder, predictions=texts, **QUICK_ID)
-    with pytest.raises(DataError, match=r"label is missing \(column 'label', row 3\)"):
+    with pytest.raises(DataError, match=r"label is missing \(column 'label', row 3; rows count from 0\)"):
         metric.compute(model_id=bert_folder, predictions=texts, references=[0, 1, 0, None, 0, 1, 0, 1], **QUICK_ID)
     with pytest.raises(DataError, match="not a class of the model"):
         metric.compute(model_id=bert_folder, predictions=texts, references=["good"] * 8, **QUICK_ID)
