@@ -186,6 +186,14 @@ def test_damping_keeps_the_invariance_of_exact_geodesics(name: str, metric: str)
         assert difference(twins(name), name, metric, "exact", damping=1e-2) <= WIDE
 
 
+@pytest.mark.slow
+@each_family
+@each_metric
+def test_several_starts_keep_the_invariance(family: Family, metric: str) -> None:
+    """Random points of the sphere are the same in the canonical gauge of every point of an orbit."""
+    assert difference(twins(family.name), family.name, metric, "second", starts=3) <= bound(family)
+
+
 def test_damping_changes_the_score() -> None:
     """So that the tests above do not hold for want of any effect."""
     model = twins("vit")[0]

@@ -239,7 +239,12 @@ class Runner:
             self.base_point.check_felt(ball)
         if job.stage == SCORE and not self.base_point.is_stored_loss(job.batch, ball.base):
             return ball.base
-        if part is not None and not settings.average and ball.still:
+        if not settings.average and ball.still:
+            if part is None:
+                raise ModelError(
+                    "all weights that may be perturbed are zero, and the metric measures changes relative to their "
+                    "size: there is nothing to score"
+                )
             self.track.done += settings.evaluations
             score = BatchScore(job.batch, ball.base, 0.0, 0, True, 1, "converged")
             passes = Passes(objective.forwards, objective.backwards)

@@ -247,6 +247,17 @@ def test_parameters_that_the_loss_depends_on_without_a_gradient_are_told(how: st
     assert sum("in which it has no gradient" in text for text in result.warnings) == 1
 
 
+@pytest.mark.parametrize("metric", ["adaptive", "inv"])
+@pytest.mark.parametrize("starts", [1, 3])
+def test_a_model_of_zeros_is_refused_in_words(metric: str, starts: int) -> None:
+    model = bert()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    with pytest.raises(ModelError, match="all weights that may be perturbed are zero"):
+        score(model, bert_batches(1), metric=metric, starts=starts, steps=2)
+
+
 class Constant(nn.Module):
     """A scale that is detached, and a norm at ones and zeros."""
 
