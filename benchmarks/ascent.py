@@ -4,8 +4,8 @@
     python benchmarks/ascent.py FOLDER [--models 48] [--json benchmarks/data/ascent.json]
 
 For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
-What each ascent finds with 20 steps at most, the default one from two and three starts as well, is compared with the
-best of 60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at
+What each ascent finds with 20 steps, the default one from two and three starts as well, is compared with the best of
+60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at
 the model's own weights among them: a point that is not better than those before has a forward pass alone, and so has
 the last one of Auto-PGD.
 
@@ -36,10 +36,11 @@ from hf_geosharp.sharpness.ascent import Climb
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart
+from hf_geosharp.sharpness.choices import ASCENTS
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Passes
-from hf_geosharp.sharpness.settings import ASCENTS, Settings
-from hf_geosharp.sharpness.starts import peaks
+from hf_geosharp.sharpness.settings import CLIMBS, Settings
+from hf_geosharp.sharpness.starts import Ways, peaks
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
 
@@ -53,7 +54,7 @@ REFERENCE = ("reference", "apgd", 60, 1)
 RUNS = (
     REFERENCE,
     *((name, name, STEPS, 1) for name in ASCENTS),
-    *((f"secant, {starts} starts", "secant", STEPS, starts) for starts in (2, 3)),
+    *((f"auto, {starts} starts", "auto", STEPS, starts) for starts in (2, 3)),
 )
 """Name of a row, ascent, steps, starts."""
 
@@ -107,16 +108,17 @@ def measure(
             ends: list[Tangent] = []
             slope = [(base, g.clone())]
 
-            def ascend(
-                climb: Any = ASCENTS[ascent], rho: float = rho, steps: int = steps, ends: Any = ends,
-                slope: Any = slope,
+            def climb(
+                ascent: str, steps: int, *, rho: float = rho, ends: list[Tangent] = ends,
+                slope: list[tuple[float, Tangent]] = slope,
             ) -> Climb:  # fmt: skip
-                start = ends.pop() if ends else None
-                found: Climb = climb(chart.space, evaluate, rho, steps, start=start, given=slope.pop(), base=base)
-                return found
+                start, given = (ends.pop() if ends else None), (slope.pop() if slope else None)
+                return CLIMBS[ascent](chart.space, evaluate, rho, steps, start=start, given=given, base=base)
 
-            seed = torch.Generator().manual_seed(0)
-            found = peaks(ascend, ends, slope, evaluate, chart.space, rho, starts, seed)
+            asked, seed = Settings(ascent=ascent, steps=steps), torch.Generator().manual_seed(0)
+            rough = asked.rough and partial(climb, *asked.rough)
+            ways = Ways(partial(climb, *asked.first), partial(climb, *asked.further), rough)
+            found = peaks(ways, ends, slope, evaluate, chart.space, rho, starts, seed)
             yield rho, name, found.highest, Passes(objective.forwards, objective.backwards)
 
 

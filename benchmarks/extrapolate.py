@@ -110,8 +110,8 @@ def evaluations(ascents: Data) -> dict[str, tuple[str, int]]:
     """What to call a row -> (ascent, forward + backward passes a batch), as benchmarks/ascent.py counted them."""
     found = {row["ascent"]: row for row in ascents["summary"] if row["where"] == "all"}
     return {
-        "secant, median": ("secant", math.ceil(found["secant"]["median_passes"])),
-        "secant, 90th percentile": ("secant", math.ceil(found["secant"]["p90_passes"])),
+        "default, median": ("secant", math.ceil(found["auto"]["median_passes"])),
+        "default, 90th percentile": ("secant", math.ceil(found["auto"]["p90_passes"])),
         "Auto-PGD, 20 steps": ("apgd", math.ceil(found["apgd"]["median_passes"])),
     }
 

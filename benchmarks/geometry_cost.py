@@ -32,7 +32,7 @@ from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.precision import full_float32
-from hf_geosharp.sharpness.settings import ASCENTS, Settings
+from hf_geosharp.sharpness.settings import CLIMBS, Settings
 from hf_geosharp.symmetry.find import find_symmetries
 
 RHO = 0.01
@@ -75,7 +75,7 @@ CASES = (
         64,
         20,
         (
-            *(Run(metric, "second", ascent, 3) for metric in ("inv", "mix") for ascent in ASCENTS),
+            *(Run(metric, "second", ascent, 3) for metric in ("inv", "mix") for ascent in CLIMBS),
             Run("inv", "exact", "apgd", 1),
         ),
         SMALL,
@@ -148,7 +148,7 @@ def ascend(chart: Chart, model: nn.Module, batch: Batch, ascent: str, steps: int
     with Reach(model) as reach:
         base = watch.evaluate(True)
     chart.focus({names[key]: rows for key, rows in reach.rows.items()})
-    climb = ASCENTS[ascent](chart.space, partial(loss_at, chart, watch), RHO, steps, given=(base, chart.pull()))
+    climb = CLIMBS[ascent](chart.space, partial(loss_at, chart, watch), RHO, steps, given=(base, chart.pull()))
     wait(device)
     total = time.perf_counter() - start
     # The first pass warms up.
@@ -195,7 +195,7 @@ def passes(case: Case) -> list[Row]:
     """Passes over one batch that a score takes, with its default number of steps at most."""
     model, batch = case.build()
     rows = []
-    for ascent in ASCENTS:
+    for ascent in CLIMBS:
         result = estimate(model, [batch], Settings(ascent=ascent, reproducibility=False))
         rows.append(
             {"case": case.title, "ascent": ascent, "steps": result.steps, "forwards": result.passes.forwards,

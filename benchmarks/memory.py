@@ -112,12 +112,12 @@ def measure(quick: bool = False) -> list[Row]:
     Raises:
         NotHereError: not on Linux.
     """
-    from hf_geosharp.sharpness.settings import ASCENTS
+    from hf_geosharp.sharpness.settings import CLIMBS
 
     resident(peak=True)
     rows = []
     for title in (SMALLEST,) if quick else FULL:
-        for ascent in ASCENTS:
+        for ascent in CLIMBS:
             code = f"from benchmarks.memory import main; main([{title!r}, {ascent!r}])"
             ran = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.PIPE, text=True)
             if ran.returncode == -signal.SIGKILL:

@@ -221,16 +221,17 @@ _measure_options = _together(
     click.option(
         "--ascent",
         type=click.Choice(ASCENTS),
-        default="secant",
+        default="auto",
         show_default=True,
-        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD.",
+        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD; 'auto' "
+        "is secant, and Auto-PGD with three times the steps in balls where that has not converged after 12.",
     ),
     click.option(
         "--steps",
         type=click.IntRange(min=1),
         default=20,
         show_default=True,
-        help="Maximum number of ascent steps in each ball, or number of draws with --average.",
+        help="Number of ascent steps in each ball, of 'secant' at most; or number of draws with --average.",
     ),
     click.option(
         "--starts",

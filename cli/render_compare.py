@@ -10,6 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hf_geosharp.sharpness.choices import budget
+
 if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison, Ranked, Skipped
     from hf_geosharp.correlation import Correlation
@@ -140,8 +142,7 @@ def _settings(settings: Any) -> str:
     where = data.get("id") or "batches in memory"
     split = f" ({data['split']})" if data.get("split") else ""
     average = settings["mode"] == "average"
-    starts = "" if settings["starts"] == 1 else f" from each of {settings['starts']} starts"
-    search = f"{settings['ascent']}, {settings['steps']} steps at most{starts}"
+    search = f"{settings['ascent']}, {budget(settings['ascent'], settings['steps'], settings['starts'])}"
     if average:
         search = f"{settings['steps']} draws"
     moved = "" if settings["params"] == "all" else f", {settings['params']} weights alone"

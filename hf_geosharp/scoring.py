@@ -45,7 +45,7 @@ def score(
     geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
-    ascent: str = "secant",
+    ascent: str = "auto",
     steps: int = 20,
     starts: int = 1,
     samples: int = 1024,
@@ -87,10 +87,11 @@ def score(
         geodesic: "first", "second" (the default for inv and mix) or "exact".
         symmetries: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
         rho: radius of the ball, or several radii (the first gives the score); the default depends on the metric.
-        ascent: search for the maximum: "secant", which stops when it has converged, or "apgd", the reference
-            (Auto-PGD), which takes all steps.
-        steps: maximum number of ascent steps, each one forward and at most one backward pass; or, with ``average``,
-            number of draws.
+        ascent: search for the maximum: "secant", which stops when it has converged; "apgd", the reference (Auto-PGD),
+            which takes all steps; or "auto": secant and, in a ball where that has not converged after 12 steps,
+            Auto-PGD with three times ``steps`` as well, if more than 13 of them were asked for.
+        steps: number of ascent steps, of secant at most, each one forward and at most one backward pass; or, with
+            ``average``, number of draws.
         starts: searches in each ball, from points far apart; the highest result counts. The cost grows with their
             number; they find more where the loss has several peaks in the ball.
         samples, batch_size, seed: choose the samples; each batch has its own ball, and the score is the mean over them.
@@ -196,7 +197,7 @@ def score_pretrained(
     geodesic: Order | None = None,
     symmetries: str = "full",
     rho: Rho = None,
-    ascent: str = "secant",
+    ascent: str = "auto",
     steps: int = 20,
     starts: int = 1,
     samples: int = 1024,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.reproduce import recipe
 from hf_geosharp.errors import CardError
+from hf_geosharp.sharpness.choices import budget
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import CurvePoint, SharpnessResult
@@ -44,7 +45,11 @@ _CASES = {
         "ρ; the mean over {count} of {size} samples."
     ),
 }
-_SEARCHES = {"secant": "a secant ascent of at most {steps} steps", "apgd": "{steps} steps of Auto-PGD"}
+_SEARCHES = {
+    "auto": "a secant ascent, with Auto-PGD in balls where that does not converge",
+    "secant": "a secant ascent of at most {steps} steps",
+    "apgd": "{steps} steps of Auto-PGD",
+}
 
 
 @lru_cache
@@ -187,7 +192,7 @@ def _settings(result: SharpnessResult) -> Iterator[tuple[str, str]]:
     if result.params != "all":
         yield "weights that may move", "those of the adapter alone"
     yield "samples", f"{result.samples:,} in batches of {result.batch_size:,}, seed {result.seed}"
-    yield "steps", _steps(result)
+    yield "search", _steps(result)
     yield "loss", f"{_loss(result)}, {number(result.base_loss)} {result.unit} before the perturbation"
     yield "reproducible", _reproducible(result)
     for name, value in result.baselines.items():
@@ -207,8 +212,7 @@ def _steps(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.steps} draws"
     converged = sum(batch.converged for batch in result.per_batch)
-    starts = "" if result.starts == 1 else f" from each of {result.starts} starts"
-    search = f"at most {result.steps}{starts}, {plain(result.ascent)}"
+    search = f"{budget(result.ascent, result.steps, result.starts)}, {plain(result.ascent)}"
     return f"{search}; converged in {converged} of {len(result.per_batch)} batches"
 
 

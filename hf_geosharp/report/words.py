@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.section import number
 from hf_geosharp.figures import KINDS
-from hf_geosharp.sharpness.choices import METRICS, title_of
+from hf_geosharp.sharpness.choices import METRICS, SEARCHES, budget, title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -18,7 +18,6 @@ Row = tuple[str, str]
 """A name and what is said of it."""
 
 _ORDERS = {"first": "first order", "second": "second order", "exact": "exact"}
-_SEARCHES = {"secant": "secant ascent", "apgd": "Auto-PGD", "none": "none"}
 _FOLDED = {
     "key_bias": "key biases",
     "value_bias": "value biases",
@@ -77,8 +76,7 @@ def meaning(result: SharpnessResult) -> list[str]:
     if result.mode == "worst":
         what = (
             f"A perturbation of the weights of length at most ρ = {result.rho:g} can raise the loss by this much, in "
-            f"{result.unit} ({of}). It is the largest rise that a search of at most "
-            f"{counted(result.steps, 'step', 'steps')} found, so it is a lower bound of the maximum."
+            f"{result.unit} ({of}). It is the largest rise that the search found: a lower bound of the maximum."
         )
     else:
         what = (
@@ -192,9 +190,8 @@ def settings(result: SharpnessResult) -> Iterator[Row]:
     yield "geodesic", _ORDERS.get(result.geodesic, result.geodesic)
     yield "case", result.mode
     if result.mode == "worst":
-        search = _SEARCHES.get(result.ascent, result.ascent)
-        starts = "" if result.starts == 1 else f" from each of {result.starts} starts"
-        yield "search", f"{search}, at most {counted(result.steps, 'step', 'steps')}{starts}"
+        search = SEARCHES.get(result.ascent, result.ascent)
+        yield "search", f"{search}, {budget(result.ascent, result.steps, result.starts)}"
     else:
         yield "draws", f"{result.steps:,}"
     batches = counted(len(result.per_batch), "batch", "batches")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from hf_geosharp.sharpness.chart import Chart
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Profile
 from hf_geosharp.sharpness.selection import Selection
-from hf_geosharp.sharpness.settings import ASCENTS, Settings
-from hf_geosharp.sharpness.starts import Peaks, peaks
+from hf_geosharp.sharpness.settings import CLIMBS, Settings
+from hf_geosharp.sharpness.starts import Peaks, Ways, peaks
 
 PROFILE_POINTS = 11
 """How many points of the way to the worst perturbation a profile has, both ends included."""
@@ -135,16 +136,21 @@ class Ball:
     def worst(self, rho: float, report: Report) -> Peaks:
         """The climbs to the largest loss in the ball of this radius."""
 
-        def ascend() -> Climb:
-            return ASCENTS[self.settings.ascent](
-                self.space, self._evaluate, rho, self.settings.steps,
+        def climb(ascent: str, steps: int) -> Climb:
+            return CLIMBS[ascent](
+                self.space, self._evaluate, rho, steps,
                 start=self._ends.pop() if self._ends else None, base=self.base,
                 given=self._given.pop() if self._given else None,
                 stationary=self.settings.stationary, generator=self._generator, report=report,
             )  # fmt: skip
 
+        rough = self.settings.rough
+        ways = Ways(
+            partial(climb, *self.settings.first), partial(climb, *self.settings.further),
+            None if rough is None else partial(climb, *rough),
+        )  # fmt: skip
         found = peaks(
-            ascend, self._ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator
+            ways, self._ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator
         )
         self._ends = [found.highest.u]
         return found

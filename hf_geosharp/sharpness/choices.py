@@ -61,7 +61,23 @@ def title_of(metric: str) -> str:
 BASELINES = tuple(metric.name for metric in METRICS.values() if not metric.paired)
 GEODESICS = ("first", "second", "exact")
 SYMMETRIES = ("full", "attention", "paper")
-ASCENTS = ("secant", "apgd")
+ASCENTS = ("auto", "secant", "apgd")
+"""How the maximum is searched: by the secant ascent and, in rough balls, Auto-PGD; or by one of them alone."""
+SEARCHES = {
+    "auto": "secant ascent, Auto-PGD in rough balls",
+    "secant": "secant ascent",
+    "apgd": "Auto-PGD",
+    "none": "none",
+}
+"""What each is called in texts."""
+
+
+def budget(ascent: str, steps: int, starts: int) -> str:
+    """How far a search goes, in words."""
+    text = f"{steps} {'step' if steps == 1 else 'steps'}" + (" at most" if ascent == "secant" else "")
+    return text if starts == 1 else f"{text} from each of {starts} starts"
+
+
 PARAMS = ("all", "lora")
 PER = ("layer", "head", "kind")
 SHARDS = ("batches", "samples")

@@ -26,8 +26,8 @@ class BatchScore:
     quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius,
     including those at the starts if they were taken for it; not all have a backward pass (:class:`Passes`).
     ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above
-    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise found from each of several starts,
-    of which ``value`` is the largest; it is empty for a single start.
+    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise that each of several climbs found,
+    of which ``value`` is the largest; it is empty for a single one. In a rough ball the second is Auto-PGD's.
     """
 
     index: int
@@ -159,7 +159,8 @@ class SharpnessResult:
 
     ``geodesic_sharpness`` is the mean over batches at radius ``rho`` (the first radius requested; ``curve`` has all),
     ``stderr`` its standard error, ``interval95`` Student's 95 % interval. ``mode`` is "worst" or "average"; ``ascent``
-    is "secant" or "apgd", and "none" for the average; ``steps`` is the maximum number of steps from each of ``starts``.
+    is "auto", "secant" or "apgd", and "none" for the average; ``steps`` is the number of steps from each of ``starts``,
+    of "secant" the largest one.
     ``baselines`` holds other measures at the same radius. ``share`` says where the squared norm of the worst
     perturbation lies, per pair site and per remaining parameter (the shares add up to 1). ``params`` says which
     parameters are perturbed: "all", or "lora" for those of an adapter. ``symmetries`` is "none" for metrics without

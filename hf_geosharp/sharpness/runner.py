@@ -330,7 +330,7 @@ class Runner:
             self._batch_notes.append(text)
         return BatchScore(
             index, ball.base, climb.rise, climb.steps, climb.converged, found.evaluations,
-            "lost" if climb.lost else climb.stopped, found.rises if ball.settings.starts > 1 else (),
+            "lost" if climb.lost else climb.stopped, found.rises if len(found.rises) > 1 else (),
         )  # fmt: skip
 
     def _profile(self, ball: Ball, rho: float) -> Profile | None:

@@ -47,17 +47,22 @@ SHRINK = 0.5
 SURE = 0.1
 """Share of TOLERANCE that the next step may promise where one small step is enough to end the climb."""
 
+SLOPE = 5e-3
+"""Share of the rise that the slope alone may promise in the ball where a climb ends."""
+
 KEPT = 1 << 22
 """Coordinates of a space up to which the point that is evaluated is kept: it takes less time."""
 
 
-def settled(rises: Sequence[float], promise: float, noise: float) -> bool:
+def settled(rises: Sequence[float], promise: float, noise: float, slope: float = 0.0) -> bool:
     """Whether the last two steps brought, and the next one promises, at most TOLERANCE of the rise (or rounding).
 
-    The last step alone will do if it raised the loss and the next one promises but SURE of that. ``rises`` is the best
-    rise before the first step and after each one.
+    The last step alone will do if it raised the loss and the next one promises but SURE of that. Nothing will do where
+    the slope would raise the loss by more than SLOPE of the rise on the way across the ball: where the steps have
+    become short because the loss is rough, they bring little on a hillside, too. ``rises`` is the best rise before the
+    first step and after each one.
     """
-    if len(rises) <= 3:
+    if len(rises) <= 3 or slope > max(SLOPE * abs(rises[-1]), noise):
         return False
     least, next_to_nothing = (max(share * abs(rises[-1]), noise) for share in (TOLERANCE, SURE * TOLERANCE))
     if 0 < rises[-1] - rises[-2] <= least and promise <= next_to_nothing:
@@ -119,7 +124,8 @@ def secant(
     """Without points that had no finite loss: of them nothing follows."""
     for k in range(1, steps + 1):
         promise = walk.plan()
-        point = None if settled(counted, promise, walk.noise) else walk.next(promise, generator)
+        done = settled(counted, promise, walk.noise, walk.slope)
+        point = None if done else walk.next(promise, generator)
         if point is None:
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
         good = walk.take(*evaluate(point, walk.wants if k < steps else False))
@@ -174,6 +180,18 @@ class _Walk:
     def noise(self) -> float:
         """A difference of losses that rounding can make."""
         return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
+
+    @property
+    def slope(self) -> float:
+        """How much the slope alone promises at the far side of the ball: 0 where the gradient points out of it.
+
+        max ⟨g, z - u⟩ over the ball, the gap of Frank and Wolfe; above it no concave loss has its maximum. To be asked
+        after :meth:`plan`.
+        """
+        if self._model is None:
+            return 0.0
+        center, slope = self._model.center, self._model.slope
+        return float(self.rho * np.linalg.norm(slope) - center @ slope)
 
     def plan(self) -> float:
         """Finds where to go; returns what the model promises at its maximum, also where that is too far for a step.

@@ -12,7 +12,17 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.chart import Geometry
-from hf_geosharp.sharpness.choices import BASELINES, GEODESICS, METRICS, ON_NAN, PARAMS, PER, SHARDS, SYMMETRIES
+from hf_geosharp.sharpness.choices import (
+    ASCENTS,
+    BASELINES,
+    GEODESICS,
+    METRICS,
+    ON_NAN,
+    PARAMS,
+    PER,
+    SHARDS,
+    SYMMETRIES,
+)
 from hf_geosharp.sharpness.secant import secant
 
 DEFAULT_RHO = {metric.name: metric.rho for metric in METRICS.values()}
@@ -21,8 +31,14 @@ DEFAULT_RHO = {metric.name: metric.rho for metric in METRICS.values()}
 WITHIN = 1e-18, 1e18
 """Radii whose squares single precision can hold."""
 
-ASCENTS = {"secant": secant, "apgd": auto_pgd}
-"""How the maximum is searched; measured against each other in benchmarks/ascent.py."""
+CLIMBS = {"secant": secant, "apgd": auto_pgd}
+"""The ascents, of which "auto" is made; measured against each other and against that in benchmarks/ascent.py."""
+
+PATIENCE = 13
+"""Steps in which the secant ascent has to settle, which it is asked before the last one; else the ball is rough."""
+
+MORE = 3
+"""How many times as many steps Auto-PGD takes in a rough ball as were asked for."""
 
 
 def whole(name: str, value: Any) -> int:
@@ -68,7 +84,7 @@ class Settings:
     geodesic: Order | None = None
     symmetries: str = "full"
     rho: tuple[float, ...] = ()
-    ascent: str = "secant"
+    ascent: str = "auto"
     steps: int = 20
     starts: int = 1
     """Climbs in each ball, from points far apart."""
@@ -99,7 +115,7 @@ class Settings:
             ("metric", self.metric, tuple(METRICS)),
             ("geodesic", self.geodesic, (None, *GEODESICS)),
             ("symmetries", self.symmetries, SYMMETRIES),
-            ("ascent", self.ascent, tuple(ASCENTS)),
+            ("ascent", self.ascent, ASCENTS),
             ("shard", self.shard, SHARDS),
             ("on_nan", self.on_nan, ON_NAN),
             ("params", self.params, PARAMS),
@@ -140,9 +156,36 @@ class Settings:
         return self.rho or (METRICS[self.metric].rho,)
 
     @property
+    def first(self) -> tuple[str, int]:
+        """The ascent from the first start, and its steps."""
+        return ("secant", min(PATIENCE, self.steps)) if self.ascent == "auto" else (self.ascent, self.steps)
+
+    @property
+    def rough(self) -> tuple[str, int] | None:
+        """The ascent from the base point where the first one does not settle, and its steps.
+
+        None where so few steps were asked for that it may have had too few.
+        """
+        asked = self.ascent == "auto" and not self.average and self.steps > PATIENCE
+        return ("apgd", MORE * self.steps) if asked else None
+
+    @property
+    def further(self) -> tuple[str, int]:
+        """The ascent from all other starts, and its steps."""
+        return ("secant" if self.ascent == "auto" else self.ascent), self.steps
+
+    @property
     def evaluations(self) -> int:
         """How often the loss of a batch is asked for at one radius, at most."""
-        return (self.steps + 1) * self.starts
+        if self.average:
+            return self.steps + 1
+        climbs = [self.first, *([self.rough] if self.rough else []), *[self.further] * (self.starts - 1)]
+        return sum(steps + 1 for _, steps in climbs)
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that one climb takes at most, or draws."""
+        return self.rough[1] if self.rough else self.steps
 
     @property
     def reruns(self) -> bool:

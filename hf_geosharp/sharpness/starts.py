@@ -1,10 +1,11 @@
-"""Several starts in one ball: the loss may have more than one peak there, and a climb ends on the one it comes to.
+"""Several climbs in one ball: the loss may have more than one peak there, and a climb ends on the one it comes to.
 
-The first climb starts at the base point, or where the one at the last radius ended. The second starts opposite the peak
-that it found: as far away as the ball allows, and as high as that as far as the loss is quadratic and has no slope. If
-the loss there is below that of the base point, it is a slope that nothing opposite makes up for, and nobody climbs. All
-others start at random points of the sphere. What each of them finds is kept: it tells how far to trust the highest.
-Measured in ``benchmarks/ascent.py``.
+The first climb starts at the base point, or where the one at the last radius ended. If it does not settle, the ball is
+*rough*, and another ascent that is better at finding its way there climbs from the base point. With several starts, the
+second one is opposite the peak that was found: as far away as the ball allows, and as high as that as far as the loss
+is quadratic and has no slope. If the loss there is below that of the base point, it is a slope that nothing opposite
+makes up for, and nobody climbs. All others start at random points of the sphere. What each climb finds is kept: it
+tells how far to trust the highest. Measured in ``benchmarks/ascent.py``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ ALIKE = 0.01
 class Peaks:
     """What the climbs in one ball found: the highest of them, and all.
 
-    ``rises`` are their rises in the order of the starts, 0 where nobody climbed; ``evaluations`` how often the loss was
-    asked for.
+    ``rises`` are their rises in their order, 0 where nobody climbed; ``evaluations`` how often the loss was asked for.
     """
 
     highest: Climb
@@ -36,8 +36,21 @@ class Peaks:
     evaluations: int
 
 
+@dataclass(frozen=True)
+class Ways:
+    """How to climb: from the first start, from all others, and from the base point of a ball that is rough.
+
+    Each climbs from the point that it takes out of a list of ends, with the loss and the gradient that it takes out of
+    another list, whose memory it uses; from where it is used to if there is nothing in them.
+    """
+
+    first: Callable[[], Climb]
+    further: Callable[[], Climb]
+    rough: Callable[[], Climb] | None = None
+
+
 def peaks(
-    ascend: Callable[[], Climb],
+    ways: Ways,
     ends: list[Tangent],
     given: list[tuple[float, Tangent]],
     evaluate: Evaluate,
@@ -49,9 +62,8 @@ def peaks(
     """Climbs from so many starts.
 
     Args:
-        ascend: climbs from the point that it takes out of ``ends``, with the loss and the gradient that it takes out of
-            ``given``, whose memory it uses; from where it is used to if there is nothing in them.
-        ends, given: these lists. No other name may hold on to what is in them.
+        ways: how to climb.
+        ends, given: the lists that these take from. No other name may hold on to what is in them.
         evaluate: the objective.
         space: the space of the ball.
         rho: its radius.
@@ -61,8 +73,15 @@ def peaks(
     Raises:
         NotFiniteError: the loss at the ascent's own start is not finite.
     """
-    highest = ascend()
+    highest = ways.first()
     rises, evaluations, finite = [highest.rise], highest.steps + 1, highest.finite
+    if ways.rough is not None and highest.stopped != "converged":
+        found = ways.rough()
+        rises.append(found.rise)
+        evaluations, finite = evaluations + found.steps + 1, finite and found.finite
+        if found.rise > highest.rise:
+            highest = found
+        del found
     for number in range(1, starts):
         opposite = number == 1 and space.norm(highest.u) > 0
         ends.append(highest.u.clone().mul_(-1.0) if opposite else _on_sphere(space, rho, generator))
@@ -75,7 +94,7 @@ def peaks(
             continue
         given.append((loss, g))
         del g
-        found = ascend()
+        found = ways.further()
         rises.append(found.rise)
         evaluations, finite = evaluations + found.steps, finite and found.finite
         if found.rise > highest.rise:
@@ -91,14 +110,14 @@ def _on_sphere(space: Space, rho: float, generator: torch.Generator) -> Tangent:
 
 
 def higher(rises: tuple[float, ...]) -> float:
-    """How much higher, relatively, the highest peak is than that of the first start; 0 where they are alike."""
+    """How much higher, relatively, the highest peak is than the first one found; 0 where they are alike."""
     if not rises or max(rises) <= (1 + ALIKE) * rises[0]:
         return 0.0
     return max(rises) / rises[0] - 1 if rises[0] > 0 else math.inf
 
 
 def told(scores: Mapping[float, Iterable[BatchScore]]) -> list[str]:
-    """What is to know where another start found more than the first; ``scores`` are those of all batches by radius."""
+    """What is to know where another climb found more than the first; ``scores`` are those of all batches by radius."""
     notes = []
     for rho, batches in sorted(scores.items()):
         found = [higher(batch.rises) for batch in batches]
@@ -106,7 +125,7 @@ def told(scores: Mapping[float, Iterable[BatchScore]]) -> list[str]:
         if missed:
             most = f"{max(missed):.0%}" if max(missed) < 10 else "more than ten times"
             notes.append(
-                f"rho {rho:g}: in {len(missed)} of {len(found)} batches another start found more than the first, by up "
-                f"to {most}: the loss has several peaks in the ball, and there may be higher ones"
+                f"rho {rho:g}: in {len(missed)} of {len(found)} batches another search found more than the first, by "
+                f"up to {most}: the loss has several peaks in the ball, and there may be higher ones"
             )
     return notes

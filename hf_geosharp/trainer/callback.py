@@ -79,7 +79,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         geodesic: Order | None = None,
         symmetries: str = "full",
         rho: float | Sequence[float] | None = None,
-        ascent: str = "secant",
+        ascent: str = "auto",
         steps: int = 20,
         starts: int = 1,
         samples: int = 256,

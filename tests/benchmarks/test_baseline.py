@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from benchmarks import baseline
 from benchmarks.baseline import Found, worst_case
+from hf_geosharp.sharpness.choices import ASCENTS
 from hf_geosharp.sharpness.estimate import estimate
-from hf_geosharp.sharpness.settings import ASCENTS, Settings
+from hf_geosharp.sharpness.settings import Settings
 from tests.sharpness.tiny import bert, bert_batches
 
 EMPTY: dict[str, Tensor] = {"x": torch.zeros(1, 1)}

@@ -13,7 +13,7 @@ import transformers
 from benchmarks import bench, extrapolate, geometry_cost, memory, peers, results, scaling, sweeps, units
 from benchmarks.extrapolate import MODELS, Costs, Model
 from benchmarks.memory import NotHereError
-from hf_geosharp.sharpness.settings import ASCENTS
+from hf_geosharp.sharpness.settings import CLIMBS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ def test_the_data_are_of_a_whole_run() -> None:
     assert [(row["forwards"], row["backwards"]) for row in baseline] == [(41, 20)] * 2
     assert not found["peers"]["left_out"]
     measured = [(row["model"], row["ascent"]) for row in found["memory"]]
-    assert measured == [(model, ascent) for model in memory.FULL for ascent in ASCENTS]
+    assert measured == [(model, ascent) for model in memory.FULL for ascent in CLIMBS]
     assert [row["sizes"] for row in found["sweeps"]["rows"]] == [list(sizes) for sizes in sweeps.SIZES.values()]
     assert [row["shape"] for row in found["units"]["rows"]] == list(units.SHAPES)
     assert (found["scaling"]["samples"], found["scaling"]["batches"]) == scaling.FULL[:2]

@@ -10,8 +10,8 @@ import pytest
 
 from hf_geosharp.cards import card, entry, section
 from hf_geosharp.cards.reproduce import Recipe, recipe
+from hf_geosharp.sharpness.choices import ASCENTS
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible
-from hf_geosharp.sharpness.settings import ASCENTS
 from tests.cards.results import COMMIT, MODEL, make_result
 
 
@@ -37,7 +37,7 @@ def test_value_interval_settings_and_versions() -> None:
     assert "inv, geodesic second, worst case" in text
     assert "32 pairs, 2,048 dimensions divided out" in text
     assert "256 in batches of 128, seed 0" in text
-    assert "at most 20, apgd; converged in 1 of 2 batches" in text
+    assert "20 steps, apgd; converged in 1 of 2 batches" in text
     assert "Taken with hf-geosharp 0.1.0, torch 2.13.0." in text
     assert "no certificate of generalization" in text
     assert "| 0.03 | 0.00400000 | 0.001 to 0.007 |" in text
@@ -95,7 +95,12 @@ def test_several_starts_are_told_and_taken_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ascent", "words"), [("secant", "by a secant ascent of at most 20 steps"), ("apgd", "by 20 steps of Auto-PGD")]
+    ("ascent", "words"),
+    [
+        ("auto", "by a secant ascent, with Auto-PGD in balls where that does not converge (a lower bound"),
+        ("secant", "by a secant ascent of at most 20 steps"),
+        ("apgd", "by 20 steps of Auto-PGD"),
+    ],
 )
 def test_the_ascent_is_named(ascent: str, words: str) -> None:
     assert words in section.render(make_result(ascent=ascent), MODEL)

@@ -49,7 +49,7 @@ def test_defaults(run: Run, scoring: Any) -> None:
         "geodesic": None,
         "symmetries": "full",
         "rho": None,
-        "ascent": "secant",
+        "ascent": "auto",
         "steps": 20,
         "max_length": None,
         "starts": 1,
@@ -388,13 +388,14 @@ def test_choices_are_those_of_the_package() -> None:
     from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS
     from hf_geosharp.parallel import TIMEOUT
     from hf_geosharp.sharpness import choices
-    from hf_geosharp.sharpness.settings import ASCENTS
+    from hf_geosharp.sharpness.settings import CLIMBS
     from hf_geosharp.symmetry.find import PRESETS
 
     assert set(choices.METRICS) == set(METRICS)
     assert {name for name, metric in choices.METRICS.items() if metric.paired} == set(PAIR_METRICS)
     assert choices.GEODESICS == ORDERS
     assert set(choices.SYMMETRIES) == set(PRESETS)
-    assert tuple(ASCENTS) == choices.ASCENTS
+    assert ("auto", *CLIMBS) == choices.ASCENTS
+    assert set(choices.SEARCHES) == {*choices.ASCENTS, "none"}
     assert set(options.BASELINES) <= set(choices.BASELINES)
     assert options.TIMEOUT == TIMEOUT

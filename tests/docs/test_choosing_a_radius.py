@@ -40,7 +40,7 @@ def starts_table() -> str:
         "| --- |" + " ---: |" * 6,
     ]
     for where in (*(w for w, _ in rows if w.split()[-1][0].isdigit()), "all"):
-        own = [rows[where, name] for name in ("secant", "secant, 2 starts", "secant, 3 starts")]
+        own = [rows[where, name] for name in ("auto", "auto, 2 starts", "auto, 3 starts")]
         cells = [*(str(row["higher"]["1.03"]) for row in own), *(f"{row['mean_passes']:.1f}" for row in own)]
         name = f"all {own[0]['cells']}" if where == "all" else where
         line = "| " + " | ".join([name, *cells]) + " |"
@@ -64,7 +64,7 @@ def test_what_a_second_start_finds_is_as_stated() -> None:
         )  # fmt: skip
         # Which peak a batch ends on may depend on the machine's rounding.
         assert result.geodesic_sharpness == pytest.approx(float(value), rel=0.02)
-    assert any("another start found more than the first" in text for text in result.warnings)
+    assert any("another search found more than the first" in text for text in result.warnings)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_a_result_says_what_was_done() -> None:
     assert [b.index for b in result.per_batch] == [0, 1, 2]
     assert [b.base_loss for b in result.per_batch] == pytest.approx(base, rel=1e-5)
     assert all(b.value > 0 and 0 < b.steps <= 20 for b in result.per_batch)
-    assert result.ascent == "secant"
+    assert result.ascent == "auto"
     assert result.base_loss == pytest.approx(sum(base) / 3, rel=1e-5)
     mean = sum(values(result)) / 3
     assert result.geodesic_sharpness == pytest.approx(mean, rel=1e-14)

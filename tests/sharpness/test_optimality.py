@@ -24,7 +24,7 @@ from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
-from hf_geosharp.sharpness.settings import ASCENTS
+from hf_geosharp.sharpness.settings import CLIMBS
 from hf_geosharp.symmetry.map import SymmetryMap
 from tests.oracles import pair_formulas as oracle
 from tests.sharpness.tiny import TinyAttention, attention_data, attention_map, columns_map
@@ -47,7 +47,7 @@ def climb(
     ascent: str = "apgd",
 ) -> Climb:  # fmt: skip
     with charted(model, symmetries, geometry, batch) as (chart, evaluate):
-        return ASCENTS[ascent](chart.space, evaluate, rho, steps)
+        return CLIMBS[ascent](chart.space, evaluate, rho, steps)
 
 
 # --------------------------------------------------------------------------------------------------- brute force
@@ -153,7 +153,7 @@ def test_ascent_reaches_99_per_cent_of_the_brute_force_maximum(
     assert brute > 1e-3
     # The optimiser stops within 1e-6 of its maximum; four Runge-Kutta steps leave 1e-5.
     rounding = 1e-5 if (metric, order) == ("mix", "exact") else 1e-6
-    for ascent in ASCENTS:
+    for ascent in CLIMBS:
         found = climb(model, attention_map(), Geometry(metric, order), batch, rho, ascent=ascent)
         assert 0.99 * brute <= found.rise <= brute * (1 + rounding), ascent
 

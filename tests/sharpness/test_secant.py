@@ -17,7 +17,7 @@ from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, is_wanted
-from hf_geosharp.sharpness.secant import GROW, SHRINK, SURE, TOLERANCE, _Walk, secant, settled
+from hf_geosharp.sharpness.secant import GROW, SHRINK, SLOPE, SURE, TOLERANCE, _Walk, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -405,6 +405,30 @@ def test_settled_means_that_two_steps_added_and_the_next_one_promises_next_to_no
     assert settled([0.0, 1e-9, 2e-9, 3e-9], 1e-8, 1e-8)
 
 
+def test_nothing_is_settled_on_a_hillside() -> None:
+    """Steps that have become short bring little there, too."""
+    rises = [0.0, 1.0, 1.0, 1.0]
+    assert settled(rises, 0.0, 0.0, 0.9 * SLOPE)
+    assert not settled(rises, 0.0, 0.0, 1.1 * SLOPE)
+    assert settled(rises, 0.0, 1.2 * SLOPE, 1.1 * SLOPE)  # as far as rounding does not make it
+
+
+def test_the_slope_of_a_point_is_what_it_promises_at_the_far_side_of_the_ball() -> None:
+    u, g = (torch.tensor(x, dtype=torch.float64) for x in ([0.3, -0.2, 0.1], [1.0, 2.0, -0.5]))
+    space = plain_space(3)
+
+    def walk_at(point: Tensor) -> _Walk:
+        return _Walk(space, 2.0, Tangent((point,)), 0.0, Tangent((g,)), (float(point @ point), float(g @ g)))
+
+    walk = walk_at(u)
+    assert walk.slope == 0  # not asked for a plan yet
+    walk.plan()
+    assert walk.slope == pytest.approx(2 * float(g.norm()) - float(u @ g))
+    top = walk_at(2 * g / g.norm())
+    top.plan()
+    assert top.slope == pytest.approx(0, abs=1e-12)
+
+
 def test_one_small_rise_means_settled_where_the_next_step_promises_a_small_part_of_it() -> None:
     little, much, hardly = 0.9 * TOLERANCE, 1.1 * TOLERANCE, 0.9 * SURE * TOLERANCE
     assert settled([0.0, 0.5, 1 - little, 1.0], hardly, 0.0)
@@ -496,5 +520,5 @@ def test_several_radii_take_fewer_passes_than_as_many_scores() -> None:
 def test_an_unknown_ascent_is_refused() -> None:
     from hf_geosharp.errors import UsageError
 
-    with pytest.raises(UsageError, match="ascent is 'sgd'; it is one of secant, apgd"):
+    with pytest.raises(UsageError, match="ascent is 'sgd'; it is one of auto, secant, apgd"):
         score(nn.Linear(2, 2), [], ascent="sgd")

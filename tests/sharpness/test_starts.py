@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from hf_geosharp import SharpnessResult, score
+from hf_geosharp import SharpnessResult, find_symmetries, score
 from hf_geosharp.errors import UsageError
-from hf_geosharp.geometry.space import Tangent
-from hf_geosharp.sharpness.ascent import Climb, NotFiniteError
+from hf_geosharp.geometry.space import Tangent, Vector
+from hf_geosharp.sharpness.ascent import Climb, NotFiniteError, Wanted, auto_pgd
 from hf_geosharp.sharpness.result import BatchScore
 from hf_geosharp.sharpness.secant import secant
-from hf_geosharp.sharpness.starts import Peaks, higher, peaks, told
+from hf_geosharp.sharpness.settings import MORE, PATIENCE, Settings
+from hf_geosharp.sharpness.starts import Peaks, Ways, higher, peaks, told
 from tests.sharpness.test_ascent import Counted, plain_space
 from tests.sharpness.tiny import bert, bert_batches
 
@@ -31,7 +35,7 @@ def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -
         base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
         return secant(SPACE, evaluate, rho, 20, start=start, given=given.pop() if given else None, base=base)
 
-    return peaks(ascend, ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
+    return peaks(Ways(ascend, ascend), ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
 
 
 def lopsided(u: Tensor) -> Tensor:
@@ -125,6 +129,114 @@ def test_a_loss_that_is_not_finite_at_the_base_point_is_an_error_as_with_one_sta
         search(Counted(lambda u: u.sum() * math.nan), 3)
 
 
+# ------------------------------------------------------------------------------------------------------- rough balls
+
+
+def rough_search(evaluate: Counted, steps: int, starts: int = 1) -> Peaks:
+    """By so many steps of the secant ascent, then by Auto-PGD."""
+    ends: list[Tangent] = []
+    given: list[tuple[float, Tangent]] = []
+
+    def climb(ascent: Any, steps: int) -> Climb:
+        start, slope = (ends.pop() if ends else None), (given.pop() if given else None)
+        base = float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
+        return ascent(SPACE, evaluate, 1.0, steps, start=start, given=slope, base=base)  # type: ignore[no-any-return]
+
+    ways = Ways(*(partial(climb, *way) for way in ((secant, steps), (secant, 20), (auto_pgd, 60))))
+    return peaks(ways, ends, given, evaluate, SPACE, 1.0, starts, torch.Generator().manual_seed(0))
+
+
+def test_where_the_first_climb_does_not_settle_another_ascent_climbs_from_the_base_point() -> None:
+    evaluate, reference = Counted(lopsided), auto_pgd(SPACE, Counted(lopsided), 1.0, 60)
+    found = rough_search(evaluate, 1)
+    first = secant(SPACE, Counted(lopsided), 1.0, 1)
+    assert found.rises == (first.rise, reference.rise)
+    assert found.highest.rise == max(found.rises)
+    assert found.evaluations == len(evaluate.points) == 2 + 61
+    assert torch.equal(evaluate.points[2], torch.zeros(5, dtype=torch.float64))
+
+
+def test_meanwhile_only_the_first_peak_is_kept() -> None:
+    def most_alive(search: Callable[[Counted], Any]) -> int:
+        alive: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+        counts = [0]
+
+        class Watched(Counted):
+            def __call__(self, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
+                loss, g = super().__call__(u, gradient)
+                assert isinstance(u, Tangent)
+                alive.update({id(t): t for t in (*u.pieces, *(() if g is None else g.pieces))})
+                counts.append(len(alive))
+                return loss, g
+
+        search(Watched(lopsided))
+        return max(counts)
+
+    alone = most_alive(lambda evaluate: auto_pgd(SPACE, evaluate, 1.0, 60))
+    assert most_alive(lambda evaluate: rough_search(evaluate, 2)) == alone + 2  # the space has two parts
+
+
+def test_where_it_settles_there_is_no_other() -> None:
+    evaluate = Counted(lopsided)
+    found = rough_search(evaluate, 20)
+    assert found.highest.stopped == "converged"
+    assert len(found.rises) == 1
+    assert found.evaluations == len(evaluate.points)
+
+
+def test_further_starts_come_after_it_and_lie_opposite_the_higher_of_both() -> None:
+    evaluate = Counted(lopsided)
+    found = rough_search(evaluate, 1, starts=3)
+    assert len(found.rises) == 4
+    assert torch.allclose(evaluate.points[63], -rough_search(Counted(lopsided), 1).highest.u.flat())
+    assert found.evaluations == len(evaluate.points)
+
+
+def test_a_ball_is_rough_only_if_the_ascent_had_the_time_to_settle() -> None:
+    usual, few = Settings(), Settings(steps=PATIENCE)
+    assert (usual.first, usual.rough, usual.further) == (("secant", PATIENCE), ("apgd", MORE * 20), ("secant", 20))
+    assert (few.first, few.rough) == (("secant", PATIENCE), None)
+    for ascent in ("secant", "apgd"):
+        alone = Settings(ascent=ascent)
+        assert (alone.first, alone.rough, alone.further) == ((ascent, 20), None, (ascent, 20))
+    assert Settings(average=True).rough is None
+
+
+def test_evaluations_are_counted_for_all_climbs() -> None:
+    assert Settings(ascent="secant", starts=3).evaluations == 3 * 21
+    assert Settings(starts=3).evaluations == PATIENCE + 1 + 3 * 20 + 1 + 2 * 21
+    assert (Settings().most_steps, Settings(ascent="apgd").most_steps) == (60, 20)
+    assert Settings(average=True, steps=10).evaluations == 11
+
+
+def test_a_score_is_that_of_the_higher_climb_and_tells_both() -> None:
+    """At this radius the loss of the model is far from quadratic."""
+    auto, apgd = take(steps=20), take(ascent="apgd", steps=60)
+    secant_alone = take(ascent="secant", steps=PATIENCE)
+    for batch, reference, first in zip(auto.per_batch, apgd.per_batch, secant_alone.per_batch, strict=True):
+        assert batch.rises == pytest.approx((first.value, reference.value), rel=1e-9)
+        assert batch.value == max(batch.rises)
+        assert batch.passes == PATIENCE + 1 + 61
+    assert any("another search found more than the first" in text for text in auto.warnings)
+    assert auto.passes.forwards == sum(batch.passes or 0 for batch in auto.per_batch)
+
+
+def test_in_rough_balls_the_score_of_moved_weights_is_the_same() -> None:
+    moved = bert().double()
+    symmetries = find_symmetries(moved)
+    symmetries.apply(moved, symmetries.random_element(1, condition=10.0))
+    result = score(moved, bert_batches(3), rho=1.0, reproducibility=False, dtype="float64")
+    here = take(steps=20)
+    assert all(len(batch.rises) == 2 for batch in here.per_batch)
+    assert result.geodesic_sharpness == pytest.approx(here.geodesic_sharpness, rel=1e-6)
+
+
+def test_in_a_smooth_ball_it_is_the_secant_ascent() -> None:
+    auto, alone = (take(ascent=ascent, steps=20, rho=0.05) for ascent in ("auto", "secant"))
+    assert all(batch.stopped == "converged" for batch in alone.per_batch)
+    assert auto.per_batch == alone.per_batch
+
+
 # ------------------------------------------------------------------------------------------------------ what is told
 
 
@@ -140,7 +252,7 @@ def test_it_is_told_at_which_radius_and_in_how_many_batches() -> None:
 
     scores = {0.3: [batch(0, 1.0, 1.74), batch(1, 1.0, 1.0)], 0.1: [batch(0, 1.0, 0.0), batch(1, 2.0, 2.0)]}
     (note,) = told(scores)
-    assert note.startswith("rho 0.3: in 1 of 2 batches another start found more than the first, by up to 74%")
+    assert note.startswith("rho 0.3: in 1 of 2 batches another search found more than the first, by up to 74%")
     (note,) = told({0.3: [batch(0, 0.0, 1.0)]})
     assert "more than ten times" in note
 
