@@ -130,7 +130,7 @@ def missing(tools: Sequence[Tool] = TOOLS) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------- ours
 
 BASELINE = "published baseline, adaptive"
-DEFAULT = "hf-geosharp, inv, secant, with its evidence"
+DEFAULT = "hf-geosharp, inv, default, with its evidence"
 
 
 def ours(model: nn.Module, batch: Batch) -> list[Job]:

@@ -156,7 +156,7 @@ def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:
                 warnings.simplefilter("ignore")
                 result = score(
                     model, batches, metric=cell.metric, geodesic=cell.order, symmetries=cell.preset, rho=radii,
-                    steps=cell.how["steps"], average=cell.mode == "average", damping=cell.damping,
+                    ascent="secant", steps=cell.how["steps"], average=cell.mode == "average", damping=cell.damping,
                     reproducibility=False, verify=False,
                 )  # fmt: skip
         except UsageError:

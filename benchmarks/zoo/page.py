@@ -70,8 +70,8 @@ def _how(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
         paragraph(
             "Each score is the package's own (`hf_geosharp.score`), on the first "
             f"{setting['batch_size']} training samples, one ball, with the labels that it was trained on, at most "
-            f"{setting['steps']} steps, or {setting['draws']} draws for the average; all radii of a metric in one "
-            f"call. {_wider(results)} The symmetries are those of the "
+            f"{setting['steps']} steps of the secant ascent, or {setting['draws']} draws for the average; all radii of "
+            f"a metric in one call. {_wider(results)} The symmetries are those of the "
             "preset `full` where no other is named. The top Hessian eigenvalue "
             f"and the trace ({setting['hessian_draws']} random vectors) are those of curvlinops on "
             "the same samples; margin is the 10 % quantile over the training samples; alpha "
