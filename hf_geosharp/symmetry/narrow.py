@@ -1,15 +1,16 @@
 """Narrow twins: what a trial costs must not grow with the width of the model.
 
 A symmetry acts on heads and hidden units. How long the rows are that it acts on, the width of the stream that a module
-reads and writes, is nothing to it: the same code is tried on rows cut short. Which dimensions are the stream's is read
-off the trace: the inputs of linear maps that read nothing made inside the module, the outputs that nothing inside it
-reads, and what is added to them on the way.
+reads and writes, is nothing to it: the same code is tried on rows cut short, the shorter the more heads and units there
+are. Which dimensions are the stream's is read off the trace: the inputs of linear maps that read nothing made inside
+the module, the outputs that nothing inside it reads, and what is added to them on the way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -23,20 +24,85 @@ if TYPE_CHECKING:
     from hf_geosharp.symmetry.trace import Linear, Slab, Trace
 
 WIDTH = 256
-"""Streams that are wider are cut to this. Heads may have more coordinates: what a claim needs is no full rank."""
+"""Streams that are wider are always cut, to this or to less."""
 
-Cuts = Mapping[str, frozenset[int]]
-"""Names of parameters -> which of their dimensions are cut to :data:`WIDTH`."""
+BUDGET = 1 << 18
+"""While a twin has more entries, what is left of its streams is halved ..."""
+
+FLOOR = 16
+"""... down to this.
+
+Heads may have more coordinates: what a claim needs is no full rank, which the few tokens of an example do not give it
+either.
+"""
 
 
-def cuts(trace: Trace, scope: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
-    """Which dimensions of a module's parameters are those of a wide stream; ``own`` gives their names and shapes."""
+@dataclass(frozen=True)
+class Cuts:
+    """How a twin of a module is cut.
+
+    Attributes:
+        width: what is left.
+        dimensions: names of parameters -> which of their dimensions are cut to it; none where the twin is a whole one.
+    """
+
+    width: int
+    dimensions: Mapping[str, frozenset[int]]
+
+    def __bool__(self) -> bool:
+        """Whether anything is cut."""
+        return bool(self.dimensions)
+
+    def of(self, name: str) -> frozenset[int]:
+        """Which dimensions of a parameter are cut."""
+        return self.dimensions.get(name, frozenset())
+
+    def cut(self, name: str, parameter: Tensor) -> Tensor:
+        """What is left of a parameter; a view."""
+        for d in self.of(name):
+            parameter = parameter.narrow(d, 0, self.width)
+        return parameter
+
+    def left(self, name: str, shape: Sequence[int]) -> int:
+        """How many entries are left of a parameter."""
+        own = self.of(name)
+        return math.prod(self.width if d in own else n for d, n in enumerate(shape))
+
+    def widths(self, own: Mapping[str, tuple[int, ...]]) -> frozenset[int]:
+        """How wide the streams were; ``own`` gives the shapes of the parameters."""
+        return frozenset(own[name][d] for name, dimensions in self.dimensions.items() for d in dimensions)
+
+
+WHOLE = Cuts(0, {})
+"""Nothing is cut."""
+
+
+def cuts(trace: Trace, scope: str, own: Mapping[str, tuple[int, ...]]) -> tuple[Cuts, ...]:
+    """How twins of a module may be cut; ``own`` gives the names and shapes of its parameters.
+
+    To be tried in this order: code may not run on so little (a norm of 32 groups, say), but on more.
+    """
+    stream = _stream(trace, scope, own)
+    width = WIDTH
+    while width > FLOOR and sum(_at(width, stream, own).left(n, shape) for n, shape in own.items()) > BUDGET:
+        width //= 2
+    return tuple(c for c in (_at(w, stream, own) for w in dict.fromkeys((width, WIDTH))) if c)
+
+
+def _at(width: int, stream: Mapping[str, frozenset[int]], own: Mapping[str, tuple[int, ...]]) -> Cuts:
+    """Those streams cut that are wider."""
+    wide = {name: frozenset(d for d in dimensions if own[name][d] > width) for name, dimensions in stream.items()}
+    return Cuts(width, {name: dimensions for name, dimensions in wide.items() if dimensions})
+
+
+def _stream(trace: Trace, scope: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, frozenset[int]]:
+    """Which dimensions of a module's parameters are those of a stream."""
     inside = [x for x in trace.linears if scope in x.scope]
     reads, writes = _streams(trace, scope, inside)
     votes: dict[tuple[str, int], bool] = {}
 
     def vote(slab: Slab, dimensions: tuple[int, ...], size: int, stream: bool) -> None:
-        whole = len(dimensions) == 1 and slab.shape[dimensions[0]] == size > WIDTH
+        whole = len(dimensions) == 1 and slab.shape[dimensions[0]] == size
         for d in dimensions:
             key = slab.parameter, d
             votes[key] = votes.get(key, True) and stream and whole
@@ -50,7 +116,7 @@ def cuts(trace: Trace, scope: str, own: Mapping[str, tuple[int, ...]]) -> dict[s
     for (name, dimension), stream in votes.items():
         if stream and name in own:
             found.setdefault(name, set()).add(dimension)
-    widths = widths_of({name: frozenset(d) for name, d in found.items()}, own)
+    widths = {own[name][d] for name, dimensions in found.items() for d in dimensions}
     used = {name for name, _ in votes}
     made = {id(x.leaf) for x in inside} | {id(s.leaf) for s in trace.softmaxes if scope in s.scope}
     for before, *weights in trace.before_norm.values():
@@ -84,18 +150,6 @@ def _streams(trace: Trace, scope: str, inside: Sequence[Linear]) -> tuple[set[in
         reads, writes = fewer_reads, fewer_writes
 
 
-def widths_of(chosen: Cuts, own: Mapping[str, tuple[int, ...]]) -> frozenset[int]:
-    """How wide the streams are that are cut."""
-    return frozenset(own[name][d] for name, dimensions in chosen.items() for d in dimensions)
-
-
-def cut(x: Tensor, dimensions: frozenset[int]) -> Tensor:
-    """A parameter with these dimensions cut; a view."""
-    for d in dimensions:
-        x = x.narrow(d, 0, WIDTH)
-    return x
-
-
 def narrowed(symmetry: Symmetry, chosen: Cuts) -> Symmetry | None:
     """The symmetry of cut parameters; None where it acts along what is cut, or is not made of views alone."""
     changes: dict[str, Any] = {}
@@ -104,7 +158,7 @@ def narrowed(symmetry: Symmetry, chosen: Cuts) -> Symmetry | None:
         if value is None or isinstance(value, (str, int, Group)) or value == ():
             continue
         if isinstance(value, Between):
-            if value.axis in chosen.get(value.parameter, ()) or value.gain in chosen or value.bias in chosen:
+            if value.axis in chosen.of(value.parameter) or chosen.of(value.gain) or chosen.of(value.bias):
                 return None
             continue
         views = value if isinstance(value, tuple) else (value,)
@@ -119,11 +173,11 @@ def _view(view: View, chosen: Cuts) -> View | None:
     """A view whose rows are cut."""
     axes = []
     for axis in view.axes:
-        if axis.dimension in chosen.get(view.parameter, ()) and axis.size > 1:
+        if axis.dimension in chosen.of(view.parameter) and axis.size > 1:
             alone = sum(a.dimension == axis.dimension and a.size > 1 for a in view.axes) == 1
             if not alone or axis.name not in view.rows or axis.step != 1 or view.start[axis.dimension]:
                 return None
-            axis = replace(axis, size=WIDTH)
+            axis = replace(axis, size=chosen.width)
         axes.append(axis)
     return replace(view, axes=tuple(axes))
 
@@ -132,31 +186,31 @@ def told(module: nn.Module, twin: nn.Module, chosen: Cuts, names: Mapping[int, s
     """Tells the parts of a twin that own what was cut how wide it is now: numbers that they keep beside it."""
     for part, copied in zip(module.modules(), twin.modules(), strict=True):
         widths = {
-            p.shape[d] for p in part._parameters.values() if p is not None for d in chosen.get(names.get(id(p), ""), ())
+            p.shape[d] for p in part._parameters.values() if p is not None for d in chosen.of(names.get(id(p), ""))
         }
         for name, value in list(vars(copied).items()):
             if name.startswith("_"):
                 continue
             if _number(value) and value in widths:
-                setattr(copied, name, WIDTH)
+                setattr(copied, name, chosen.width)
             elif isinstance(value, tuple) and widths & set(filter(_number, value)):
-                setattr(copied, name, tuple(WIDTH if _number(v) and v in widths else v for v in value))
+                setattr(copied, name, tuple(chosen.width if _number(v) and v in widths else v for v in value))
 
 
 def _number(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def shortened(x: Any, widths: frozenset[int]) -> Any:
+def shortened(x: Any, widths: frozenset[int], width: int) -> Any:
     """Arguments whose floating-point tensors are cut along a last axis that is as wide as a stream."""
     if isinstance(x, Tensor):
-        return x[..., :WIDTH] if x.is_floating_point() and x.ndim > 1 and x.shape[-1] in widths else x
+        return x[..., :width] if x.is_floating_point() and x.ndim > 1 and x.shape[-1] in widths else x
     if isinstance(x, (list, tuple)):
-        return type(x)(shortened(v, widths) for v in x)
+        return type(x)(shortened(v, widths, width) for v in x)
     if isinstance(x, dict):
-        return {k: shortened(v, widths) for k, v in x.items()}
+        return {k: shortened(v, widths, width) for k, v in x.items()}
     return x
 
 
-Plan = Callable[[str, Mapping[str, tuple[int, ...]]], Cuts]
-"""(module, shapes of its parameters by their names in the model) -> what a twin of it is cut to."""
+Plan = Callable[[str, Mapping[str, tuple[int, ...]]], Sequence[Cuts]]
+"""(module, shapes of its parameters by their names in the model) -> how twins of it may be cut, in order."""

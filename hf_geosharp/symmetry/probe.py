@@ -90,13 +90,13 @@ class LocalTwin:
     """
 
     def __init__(
-        self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0, cuts: Cuts | None = None
+        self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0, cuts: Cuts = narrow.WHOLE
     ) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
-        self.cuts = {} if cuts is None else cuts
+        self.cuts = cuts
         shapes = {names[id(p)]: tuple(p.shape) for _, p in own if id(p) in names}
-        self._widths = narrow.widths_of(self.cuts, shapes)
+        self._widths = cuts.widths(shapes)
         self.replay(recorded)
         generator = torch.Generator().manual_seed(seed)
         self.weights: dict[str, Tensor] = {}
@@ -106,8 +106,7 @@ class LocalTwin:
                 if id(p) in names:
                     name = names[id(p)]
                     if name not in self.weights:
-                        like = narrow.cut(p.detach(), self.cuts.get(name, frozenset()))
-                        self.weights[name] = _randomised(like, generator).to(p.device)
+                        self.weights[name] = _randomised(cuts.cut(name, p.detach()), generator).to(p.device)
                     # The copy is made with these in place of its own.
                     instead[id(p)] = nn.Parameter(self.weights[name], requires_grad=p.requires_grad)
         self._module = copy.deepcopy(module, instead).double().eval()
@@ -117,7 +116,7 @@ class LocalTwin:
     def replay(self, recorded: Call) -> None:
         """From now on it is run on this call."""
         self.recorded = recorded
-        args, kwargs = narrow.shortened((recorded.args, dict(recorded.kwargs)), self._widths)
+        args, kwargs = narrow.shortened((recorded.args, dict(recorded.kwargs)), self._widths, self.cuts.width)
         self._args, self._kwargs = _wide(args), _wide(kwargs)
         self._bases: dict[float, list[Tensor]] = {}
 
@@ -189,11 +188,11 @@ class Trials:
         calls: Mapping[str, Call],
         names: Mapping[int, str],
         alive: Callable[[], None] = lambda: None,
-        plan: Plan = lambda scope, own: {},
+        plan: Plan = lambda scope, own: (),
     ) -> None:
         """``calls`` has the arguments of a call of each module, by its name; ``alive`` is called before each trial.
 
-        ``plan`` says what twins are cut to.
+        ``plan`` says how twins may be cut.
         """
         self._alive, self._plan = alive, plan
         self._modules = dict(model.named_modules())
@@ -202,8 +201,8 @@ class Trials:
         self._failed: dict[object, int] = {}
         self._twin: tuple[str, LocalTwin] | None = None
         self._narrow: tuple[str, LocalTwin] | None = None
-        self._plans: dict[str, Cuts] = {}
-        """What a twin of a module is cut to; nothing where one that was cut did not run."""
+        self._plans: dict[str, list[Cuts]] = {}
+        """How a twin of a module may be cut, less what did not run."""
         self.too_large: dict[str, int] = {}
         """Modules that are not copied, and how many parameters they have."""
         self._failures: dict[tuple[str, str], Exception | None] = {}
@@ -273,7 +272,7 @@ class Trials:
             if measured is not None:
                 self._failures[start, symmetry.kind] = None
                 return measured
-            if (size := _size(self._modules[scope], self._names, {})) > LARGEST:
+            if (size := _size(self._modules[scope], self._names, narrow.WHOLE)) > LARGEST:
                 self.too_large[scope] = size
                 return None
             try:
@@ -300,27 +299,31 @@ class Trials:
         module = self._modules[scope]
         if scope not in self._plans:
             own = {self._names[id(p)]: tuple(p.shape) for p in module.parameters() if id(p) in self._names}
-            self._plans[scope] = self._plan(scope, own)
-        cuts = self._plans[scope]
-        short = narrow.narrowed(symmetry, cuts) if cuts else None
-        if short is None or _size(module, self._names, cuts) > LARGEST:
-            return None
-        try:
-            if self._narrow is None or self._narrow[0] != scope:
+            self._plans[scope] = list(self._plan(scope, own))
+        plans = self._plans[scope]
+        while plans:
+            cuts = plans[0]
+            short = narrow.narrowed(symmetry, cuts)
+            if short is None or _size(module, self._names, cuts) > LARGEST:
+                return None
+            try:
+                if self._narrow is None or self._narrow[0] != scope:
+                    self._narrow = None
+                    self._narrow = scope, LocalTwin(module, call, self._names, cuts=cuts)
+                twin = self._narrow[1]
+                if twin.recorded is not call:
+                    twin.replay(call)
+                measured = twin.test(short, scale=scale)
+            except KeyError:
+                return None  # it moves parameters of more than this module
+            except Exception:
+                # Its code, which may raise anything, wants more, or the width that it was made for.
+                del plans[0]
                 self._narrow = None
-                self._narrow = scope, LocalTwin(module, call, self._names, cuts=cuts)
-            twin = self._narrow[1]
-            if twin.recorded is not call:
-                twin.replay(call)
-            measured = twin.test(short, scale=scale)
-        except KeyError:
-            return None  # it moves parameters of more than this module
-        except Exception:
-            # Its code, which may raise anything, wants the width that it was made for.
-            self._plans[scope], self._narrow = {}, None
-            return None
-        self._note(scope, symmetry, measured)
-        return measured
+            else:
+                self._note(scope, symmetry, measured)
+                return measured
+        return None
 
     def _of(self, scope: str, call: Call) -> LocalTwin:
         if self._twin is None or self._twin[0] != scope:
@@ -334,4 +337,4 @@ class Trials:
 
 def _size(module: nn.Module, names: Mapping[int, str], cuts: Cuts) -> int:
     """How many parameters a twin of a module has."""
-    return sum(narrow.cut(p, cuts.get(names.get(id(p), ""), frozenset())).numel() for p in module.parameters())
+    return sum(cuts.left(names.get(id(p), ""), p.shape) for p in module.parameters())

@@ -1,4 +1,4 @@
-"""Narrow twins: the same answers as from whole ones, at a cost that does not grow with the square of the width."""
+"""Narrow twins: the same answers as from whole ones, at a cost that hardly grows with the width of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from transformers import CONFIG_MAPPING, LlamaConfig, LlamaForCausalLM
 
 from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, narrow, probe
+from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import synthetic
+from hf_geosharp.symmetry.narrow import Cuts
+from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.parameters import canonical_names
 from hf_geosharp.symmetry.probe import LocalTwin
 from hf_geosharp.symmetry.trace import trace
 from hf_geosharp.symmetry.views import View
@@ -105,8 +109,9 @@ def test_modules_are_cut_along_what_they_read_and_write_alone(
     twins.clear()
     assert found(model, inputs(), width, monkeypatch) == whole
     (twin,) = {id(t): t for t in twins if t.cuts}.values()
-    assert {n.removeprefix("parts.0."): set(dimensions) for n, dimensions in twin.cuts.items()} == EXPECTED[name]
-    assert all(twin.weights[n].shape[d] == width for n, dimensions in twin.cuts.items() for d in dimensions)
+    cut = twin.cuts.dimensions
+    assert {n.removeprefix("parts.0."): set(dimensions) for n, dimensions in cut.items()} == EXPECTED[name]
+    assert all(twin.weights[n].shape[d] == width for n, dimensions in cut.items() for d in dimensions)
 
 
 def test_the_model_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,51 +154,145 @@ def test_what_a_false_claim_does_shows_on_a_narrow_twin_too(monkeypatch: pytest.
     assert not any(p.kind == "qk" for p in maps[0].pairs)
 
 
+class Grouped(Projected):
+    """Normalises what it reads in groups of four."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.layer_norm(x.unflatten(-1, (-1, 4)), (4,)).flatten(-2))
+
+
+def test_code_that_does_not_run_on_so_little_is_tried_on_more(
+    monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    model = Residual(Grouped())
+    whole = found(model, inputs(), 1 << 30, monkeypatch)
+    monkeypatch.setattr(narrow, "BUDGET", 1)
+    monkeypatch.setattr(narrow, "FLOOR", 3)
+    twins.clear()
+    assert found(model, inputs(), CUT, monkeypatch) == whole
+    assert [t.cuts.width for t in twins[:2]] == [CUT // 4, CUT]
+    assert all(t.cuts.width == CUT for t in twins[1:])
+
+
 def test_a_symmetry_along_what_is_cut_is_not_narrowed() -> None:
     model = Residual(Projected())
     pair = next(p for p in find_symmetries(model, inputs()).pairs if p.kind == "qk")
-    cuts = {"parts.0.q.weight": frozenset({0})}
-    assert narrow.narrowed(pair, cuts) is None
-    short = narrow.narrowed(pair, {"parts.0.q.weight": frozenset({1})})
+    assert narrow.narrowed(pair, Cuts(CUT, {"parts.0.q.weight": frozenset({0})})) is None
+    short = narrow.narrowed(pair, Cuts(CUT, {"parts.0.q.weight": frozenset({1})}))
     assert short is not None
     views = [v for v in short.g if isinstance(v, View)]  # type: ignore[attr-defined]
-    assert [v.sizes["i"] for v in views if "i" in v.sizes] == [narrow.WIDTH]
+    assert [v.sizes["i"] for v in views if "i" in v.sizes] == [CUT]
 
 
-def test_what_a_trial_holds_does_not_grow_with_the_square_of_the_width(twins: list[LocalTwin]) -> None:
-    """One layer of Llama, heads of 64: all that is copied are rows of 256 for each coordinate of a head or a unit."""
-    for width in (512, 1024):
-        config = LlamaConfig(
-            vocab_size=64, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=1,
-            num_attention_heads=width // 64, num_key_value_heads=width // 128,
-        )  # fmt: skip
-        model = LlamaForCausalLM(config)
+def llama(width: int, heads: int, units: int, **settings: Any) -> LlamaForCausalLM:
+    """One layer."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=width, intermediate_size=units, num_hidden_layers=1, num_attention_heads=heads,
+        **{"num_key_value_heads": heads, **settings},
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def test_what_a_trial_holds_does_not_grow_with_the_width(
+    monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    """One layer of Llama, heads of 64: the more coordinates of heads and units there are, the shorter are their rows.
+
+    What is found is what rows of 256 show, whatever the width, and what the formulas of the groups say.
+    """
+    largest = {}
+    for width in (512, 1024, 2048):
+        heads, units = width // 128, 2 * width
+        model = llama(width, width // 64, units, num_key_value_heads=heads)
+        batch = synthetic(model, tokens=9)
         twins.clear()
-        symmetries = find_symmetries(model, synthetic(model, tokens=9), prove=False)
-        assert {p.kind for p in symmetries.pairs} == {"qk", "vo", "mlp"}
-        largest = max(sum(w.numel() for w in t.weights.values()) for t in twins)
-        assert largest == narrow.WIDTH * 3 * 2 * width
+        symmetries = find_symmetries(model, batch, prove=False)
+        largest[width] = max(sum(w.numel() for w in t.weights.values()) for t in twins)
+        assert {p.kind: p.dimension for p in symmetries.pairs} == {
+            "qk": heads * 32 * 2, "vo": heads * 64**2, "mlp": units
+        }  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(narrow, "BUDGET", 1 << 30)
+            twins.clear()
+            assert find_symmetries(model, batch, prove=False) == symmetries
+        assert max(sum(w.numel() for w in t.weights.values()) for t in twins) == narrow.WIDTH * 3 * units
+    assert set(largest.values()) == {3 * narrow.BUDGET // 4}
+
+
+def test_rows_are_cut_to_no_less_than_claims_need() -> None:
+    model = llama(512, 4, 1 << 14)
+    traced = trace(model, synthetic(model, tokens=9))
+    own = {n: tuple(p.shape) for n, p in model.named_parameters() if ".mlp." in n}
+    plans = narrow.cuts(traced, "model.layers.0.mlp", own)
+    assert [c.width for c in plans] == [narrow.FLOOR, narrow.WIDTH]
+    assert sum(plans[0].left(n, shape) for n, shape in own.items()) == narrow.FLOOR * 3 << 14
 
 
 def test_cuts_are_those_of_the_stream() -> None:
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=8,
-        num_key_value_heads=8,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = llama(512, 8, 512)
     traced = trace(model, synthetic(model, tokens=9))
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
     own = {n: s for n, s in shapes.items() if ".self_attn." in n}
     place = "model.layers.0.self_attn"
-    assert narrow.cuts(traced, place, own) == {
+    expected: dict[str, frozenset[int]] = {
         **{f"{place}.{n}_proj.weight": frozenset({1}) for n in "qkv"}, f"{place}.o_proj.weight": frozenset({0})
     }  # fmt: skip
+    assert narrow.cuts(traced, place, own) == (Cuts(128, expected), Cuts(256, expected))
     own = {n: s for n, s in shapes.items() if ".mlp." in n}
     place = "model.layers.0.mlp"
-    assert narrow.cuts(traced, place, own) == {
+    expected = {
         **{f"{place}.{n}_proj.weight": frozenset({1}) for n in ("gate", "up")},
         f"{place}.down_proj.weight": frozenset({0}),
     }
+    assert narrow.cuts(traced, place, own) == (Cuts(128, expected), Cuts(256, expected))
+
+
+def test_a_stream_that_is_no_wider_is_cut_only_where_it_has_to_be() -> None:
+    """256 wide: nothing is cut of few units, and of many there is nothing to fall back on but the whole."""
+    for units, widths in ((256, []), (1024, [64])):
+        model = llama(256, 2, units)
+        traced = trace(model, synthetic(model, tokens=9))
+        own = {n: tuple(p.shape) for n, p in model.named_parameters() if ".mlp." in n}
+        assert [c.width for c in narrow.cuts(traced, "model.layers.0.mlp", own)] == widths
+
+
+FALSE = {
+    "llama": (Group(128), Group(128, isometric=True)),
+    "qwen3": (Group(128), Group(128, isometric=True)),
+    "olmo2": (Group(128), Group(128, isometric=True)),
+    "cohere": (Group(128),),
+}
+"""Groups that rotary embeddings and norms of queries and keys do not allow, by family, for heads of 128."""
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_heads_that_are_wider_than_their_rows_are_told_apart_as_on_whole_twins(
+    name: str, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    """What does not hold is far from it: the outputs move as they do when the claim is broken on purpose."""
+    model = tiny.build(name, head_dim=128, hidden_size=512, num_attention_heads=4, num_key_value_heads=4)
+    batch = synthetic(model, tokens=19)
+    monkeypatch.setattr(narrow, "BUDGET", 1 << 30)
+    whole = found(model, batch, 1 << 30, monkeypatch)
+    assert not any(t.cuts for t in twins)
+    monkeypatch.setattr(narrow, "BUDGET", 1)
+    assert find_symmetries(model, batch, prove=False) == whole
+    twins.clear()
+    traced = trace(model, batch)
+    trials = probe.Trials(
+        model, traced.calls, canonical_names(model), plan=lambda scope, own: narrow.cuts(traced, scope, own)
+    )
+    place = next(p.module for p in whole.pairs if p.kind == "vo")
+    q, k = (
+        View.pattern(f"{place}.{n}_proj.weight", "(n h) i", {"n": 4, "h": 128, "i": 512}, ("n",), ("h",), ("i",))
+        for n in "qk"
+    )
+    for group in FALSE[name]:
+        measured = trials.measure(Pair("", "qk", place, group, (q,), (k,)), place)
+        assert measured is not None
+        assert measured[0] > 0.1 * measured[1] > 0
+    (twin,) = twins
+    assert twin.cuts.width == narrow.FLOOR < 128
 
 
 def test_a_module_is_too_large_by_what_is_left_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
