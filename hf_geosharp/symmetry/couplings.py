@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -225,13 +226,15 @@ def _members(form: Tensor, ports: Sequence[Port], masks: Sequence[Tensor]) -> li
     """For each head (each once) its features in every port."""
     out: list[list[Tensor]] = []
     seen: set[bytes] = set()
+    # What is kept has memory of its own, all at once: between the gradients it would keep theirs from being used again.
+    tables = [torch.empty(len(masks), p.count, dtype=torch.bool) for p in ports]
     for mask in masks:
         part = torch.autograd.grad(form, [p.tensor for p in ports], mask, retain_graph=True, allow_unused=True)
-        features = [p.features(g).cpu() for p, g in zip(ports, part, strict=True)]
-        key = b"".join(f.numpy().tobytes() for f in features)
+        rows = [t[len(out)].copy_(p.features(g)) for t, p, g in zip(tables, ports, part, strict=True)]
+        key = hashlib.sha256(b"".join(r.numpy().tobytes() for r in rows)).digest()
         if key not in seen:
             seen.add(key)
-            out.append(features)
+            out.append(rows)
     return out
 
 

@@ -7,6 +7,7 @@ another wrote and nothing in between (B and A of a LoRA adapter), any invertible
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -122,8 +123,8 @@ def _same(writer: Linear, reader: Linear) -> bool:
     x, y = reader.source.detach(), writer.leaf.detach()
     if x.shape != y.shape or reader.source_axis % x.ndim != writer.axis % y.ndim:
         return False
-    factor = (x * y).sum() / (y * y).sum()
-    return bool((x - factor * y).abs().max() <= NEAR * x.abs().max()) and float(factor) != 0
+    factor = float((x * y).sum() / (y * y).sum())
+    return _largest(torch.sub(x, y, alpha=factor)) <= NEAR * _largest(x) and factor != 0
 
 
 def _degree(writer: Linear, reader: Linear, features: range) -> int:
@@ -132,8 +133,9 @@ def _degree(writer: Linear, reader: Linear, features: range) -> int:
     generator = torch.Generator().manual_seed(5)
     t = (torch.rand(len(features), generator=generator) + 0.5).to(y)
     tangent = torch.zeros_like(y)
-    across = tangent.movedim(writer.axis, -1)
-    across[..., list(features)] = y.detach().movedim(writer.axis, -1)[..., list(features)] * t
+    chosen = slice(features.start, features.stop, features.step)
+    across, written = (z.movedim(writer.axis, -1)[..., chosen] for z in (tangent, y.detach()))
+    torch.mul(written, t, out=across)
     dummy = torch.zeros_like(x).requires_grad_()
     try:
         (back,) = torch.autograd.grad(x, y, dummy, create_graph=True, allow_unused=True)
@@ -142,9 +144,16 @@ def _degree(writer: Linear, reader: Linear, features: range) -> int:
         return 0
     if moved is None:
         return 0
+    del tangent, across, written, dummy, back
     expected = (x.detach().movedim(reader.source_axis, -1) * t).movedim(-1, reader.source_axis)
-    scale = expected.abs().max()
+    scale = _largest(expected)
     for degree in (1, 2):
-        if bool((moved - degree * expected).abs().max() <= NEAR * degree * scale) and float(scale) > 0:
+        moved = moved - expected
+        if _largest(moved) <= NEAR * degree * scale and scale > 0:
             return degree
     return 0
+
+
+def _largest(x: Tensor) -> float:
+    """The largest modulus, without a copy of them all."""
+    return float(torch.linalg.vector_norm(x, math.inf))
