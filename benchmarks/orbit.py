@@ -25,7 +25,7 @@ from hf_geosharp import demos, score
 from hf_geosharp.scoring import load_pretrained
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.map import SymmetryMap
-from hf_geosharp.tasks.prepare import prepare_loaded
+from hf_geosharp.tasks.prepare import prepare
 
 DEMOS = ("digits-vit", "vader-bert")
 SCALES = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -111,7 +111,7 @@ def measure(samples: int, names: Sequence[str] = DEMOS) -> list[Row]:
             loaded = load_pretrained(f"demo:{demo}", dtype="float64")
             model = loaded.model
             data = str(demos.path(demo) / "data")
-            batch = prepare_loaded(loaded, data=data, samples=samples, batch_size=samples).batches[0]
+            batch = prepare(loaded, data=data, samples=samples, batch_size=samples).batches[0]
             if move is not None:
                 moved(model, *move)
             with torch.no_grad():

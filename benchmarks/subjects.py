@@ -15,11 +15,11 @@ def demo(name: str, samples: int = 128, count: int = 1, attention: str | None = 
     """A demo with ``count`` batches of its training data, taken from the start again where it has too few."""
     from hf_geosharp import demos
     from hf_geosharp.scoring import load_pretrained
-    from hf_geosharp.tasks.prepare import prepare_loaded
+    from hf_geosharp.tasks.prepare import prepare
 
     loaded = load_pretrained(f"demo:{name}", device="cpu")
     data = str(demos.path(name) / "data")
-    prepared = prepare_loaded(loaded, data=data, samples=samples * count, batch_size=samples)
+    prepared = prepare(loaded, data=data, samples=samples * count, batch_size=samples)
     model: Any = prepared.model
     if attention is not None:
         model.set_attn_implementation(attention)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from hf_geosharp.cli import complete
 from hf_geosharp.cli.errors import set_debug
@@ -426,9 +427,16 @@ inspect_options = _together(
 
 
 def score_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of ``score_pretrained`` from the values of :data:`score_options`."""
+    """Keyword arguments of ``score_pretrained`` from the values of :data:`score_options`.
+
+    Raises:
+        click.UsageError: options that cannot be combined.
+    """
     from hf_geosharp.tasks.columns import Columns
 
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and options["average"] and ctx.get_parameter_source("ascent") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--ascent is for the worst case: --average draws at random, and searches nothing")
     arguments = dict(options)
     arguments["columns"] = Columns(**{name: arguments.pop(f"{name}_column") for name in COLUMNS})
     arguments["rho"] = list(options["rho"]) or None

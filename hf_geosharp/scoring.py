@@ -25,7 +25,7 @@ from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, 
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, divergence
 from hf_geosharp.tasks.models import load_model
-from hf_geosharp.tasks.prepare import prepare_loaded
+from hf_geosharp.tasks.prepare import prepare
 from hf_geosharp.wrappers import as_written, unwrap
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def score_pretrained(
             loaded = load_pretrained(model_id, token=token, params=params, **how)
         demo = _demo_data(loaded)
         own_data = demo is not None and (data is None or (isinstance(data, str) and data == demo))
-        prepared = prepare_loaded(
+        prepared = prepare(
             loaded, data=demo if own_data else data, data_config=data_config, split=split, samples=samples,
             batch_size=batch_size, seed=seed, token=token, columns=Columns.of(columns), label_map=label_map,
             labels=labels, params=params, max_length=max_length,

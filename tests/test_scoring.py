@@ -13,6 +13,7 @@ from datasets import Dataset
 from hf_geosharp import SharpnessResult, demos, inspect_pretrained, load_pretrained, score_pretrained
 from hf_geosharp.comparison import compare_pretrained
 from hf_geosharp.errors import UsageError
+from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare
 
 
@@ -44,7 +45,8 @@ def test_a_twin_is_the_same_function_at_other_weights(name: str) -> None:
     from hf_geosharp.scoring import make_twin
 
     folder = demos.path(name)
-    prepared = prepare(str(folder), data=str(folder / "data"), samples=32, batch_size=32, dtype="float64", device="cpu")
+    loaded = load_model(str(folder), dtype="float64", device="cpu")
+    prepared = prepare(loaded, data=str(folder / "data"), samples=32, batch_size=32)
     model, batch = prepared.model.eval(), prepared.batches[0]
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     with torch.no_grad():

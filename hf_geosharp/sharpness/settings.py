@@ -146,9 +146,17 @@ class Settings:
             )
         if self.average and (self.per or self.profile or self.starts > 1):
             raise UsageError("per, profile and starts are available only for the worst case: leave out average")
-        if self.per == "head" and not METRICS[self.metric].paired:
-            paired = " or ".join(metric.name for metric in METRICS.values() if metric.paired)
-            raise UsageError(f"per is 'head', but the metric {self.metric} does not distinguish heads: use {paired}")
+        paired = " or ".join(metric.name for metric in METRICS.values() if metric.paired)
+        for asked, text in (
+            (self.per == "head", f"per is 'head', but the metric {self.metric} does not distinguish heads"),
+            (
+                self.geodesic not in (None, "first"),
+                f"geodesic is {self.geodesic!r}, but the geodesics of the metric {self.metric} are straight lines",
+            ),
+            (self.damping > 0, f"damping is {self.damping:g}, but the metric {self.metric} has no directions to damp"),
+        ):
+            if asked and not METRICS[self.metric].paired:
+                raise UsageError(f"{text}: use {paired}")
 
     @property
     def radii(self) -> tuple[float, ...]:

@@ -84,7 +84,8 @@ def load_data(
         ``"argument"``, ``"model card"`` and ``"shipped text"``.
 
     Raises:
-        UsageError: No source, and neither the card nor the package has one for this task.
+        UsageError: No source, and neither the card nor the package has one for this task; a configuration or a split of
+            what has none.
         DataError: There is no such file or split, or it is empty or cannot be read.
         HubError: The Hub does not give it.
     """
@@ -114,6 +115,13 @@ def load_data(
                 stacklevel=2,
             )
     if task.shipped_text:
+        for name, value in (("data_config", config), ("split", split)):
+            if value is not None:
+                raise UsageError(
+                    f"{name} (--{name.replace('_', '-')}) is {value!r}, but there are no data that it could be of: the "
+                    "model card names none that can be used, and the text that ships with this package has one part. "
+                    "Pass data (--data)."
+                )
         return _load_shipped_text()
     listed = ", ".join(data.id for data in named)
     why = f"the model card names several ({listed})" if named else "the model card names none"
@@ -226,6 +234,10 @@ def _load(request: _Request, chosen: str, name: str | None = None) -> tuple[data
 
 def _open(request: _Request) -> tuple[datasets.Dataset, str | None, str | None]:
     path = Path(request.id).expanduser()
+    if request.config is not None and (path.is_file() or (path.is_dir() and _is_saved(path))):
+        raise UsageError(
+            f"{request.id} has no configurations, as data sets of the Hub have: leave out data_config (--data-config)."
+        )
     if path.is_dir() and _is_saved(path):
         return _open_saved(request, path)
     if not path.exists() and (looks_like_path(request.id) or path.suffix.lower() in _BUILDERS):

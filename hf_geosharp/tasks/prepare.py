@@ -1,4 +1,4 @@
-"""Everything a score starts from, in one call: model, batches and loss from names."""
+"""Everything a score starts from: a loaded model, batches and a loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hf_geosharp.tasks.data import load_data
 from hf_geosharp.tasks.kinds import Task
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, divergence
-from hf_geosharp.tasks.models import load_model
 
 if TYPE_CHECKING:
     import torch
@@ -45,65 +44,6 @@ class Prepared:
 
 
 def prepare(
-    model_id: str | os.PathLike[str],
-    *,
-    data: str | os.PathLike[str] | None = None,
-    data_config: str | None = None,
-    split: str | None = None,
-    task: str = "auto",
-    samples: int = 1024,
-    batch_size: int = 128,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "float32",
-    revision: str | None = None,
-    token: str | None = None,
-    trust_remote_code: bool = False,
-    columns: Columns | None = None,
-    label_map: Mapping[str, Any] | None = None,
-    labels: str = "data",
-    allow_missing: bool = False,
-    max_length: int | None = None,
-    mlm_probability: float = 0.15,
-) -> Prepared:
-    """Loads a model and its data, and makes the batches.
-
-    The arguments are those of `load_model`, `load_data` and `make_batches`; ``labels="model"`` scores without labels,
-    against the model's own unperturbed output.
-
-    Raises:
-        GeosharpError: See there; UsageError for another ``labels``.
-    """
-    if labels not in LABELS:
-        raise UsageError(f"labels is {labels!r}; it is {' or '.join(LABELS)}.")
-    loaded = load_model(
-        model_id,
-        task=task,
-        revision=revision,
-        token=token,
-        trust_remote_code=trust_remote_code,
-        dtype=dtype,
-        device=device,
-        allow_missing=allow_missing,
-    )
-    return prepare_loaded(
-        loaded,
-        data=data,
-        data_config=data_config,
-        split=split,
-        samples=samples,
-        batch_size=batch_size,
-        seed=seed,
-        token=token,
-        columns=columns,
-        label_map=label_map,
-        labels=labels,
-        max_length=max_length,
-        mlm_probability=mlm_probability,
-    )
-
-
-def prepare_loaded(
     loaded: LoadedModel,
     *,
     data: Any = None,
@@ -120,15 +60,20 @@ def prepare_loaded(
     max_length: int | None = None,
     mlm_probability: float = 0.15,
 ) -> Prepared:
-    """The same for a model that is loaded already, so that it can be scored on several data.
+    """The data of a loaded model, and what they are scored by.
 
-    ``data`` may also be what `batches_from` takes: a ``datasets.Dataset``, a DataLoader, or batches.
+    The arguments are those of `load_data` and `make_batches`; ``data`` may also be what `batches_from` takes: a
+    ``datasets.Dataset``, a DataLoader, or batches. ``labels="model"`` scores without labels, against the model's own
+    unperturbed output.
 
     Raises:
-        GeosharpError: See `prepare`; UsageError also for a configuration or a split of data that are in memory.
+        GeosharpError: See there; UsageError for another ``labels``, and for a configuration or a split of data that are
+            in memory.
     """
     if labels not in LABELS:
         raise UsageError(f"labels is {labels!r}; it is {' or '.join(LABELS)}.")
+    if labels == "model" and label_map is not None:
+        raise UsageError("label_map (--label-map) maps labels of the data, which labels 'model' does not read.")
     options: dict[str, Any] = {
         "samples": samples,
         "batch_size": batch_size,

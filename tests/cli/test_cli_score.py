@@ -80,11 +80,19 @@ def test_defaults(run: Run, scoring: Any) -> None:
     }
 
 
+def test_the_average_case_searches_nothing(run: Run, scoring: Any) -> None:
+    assert run("score", "m", "--average", "--steps", "4").exit_code == 0
+    assert (scoring.calls[0]["average"], scoring.calls[0]["steps"]) == (True, 4)
+    done = run("score", "m", "--average", "--ascent", "auto")
+    assert done.exit_code == 2
+    assert "--ascent is for the worst case" in done.output
+
+
 def test_every_option_arrives(run: Run, scoring: Any) -> None:
     line = (
         "score m --data d --data-config c --split test --task seq2seq --metric mix --geodesic exact --symmetries paper "
         "--rho 0.1 --rho 1e-3 --ascent apgd --steps 3 --starts 2 --max-length 64 --samples 4 --batch-size 2 --seed 7 "
-        "--average --baselines --labels model --device cuda:1 --dtype float64 --revision r --token t "
+        "--baselines --labels model --device cuda:1 --dtype float64 --revision r --token t "
         "--trust-remote-code --allow-missing --text-column a --micro-batch 3 --gradient-checkpointing --compile "
         "--params lora --per head --profile --shard samples --on-nan skip --output o "
         "--timeout 60 --text-pair-column b --image-column i --label-column l --label-map"
@@ -112,7 +120,7 @@ def test_every_option_arrives(run: Run, scoring: Any) -> None:
         "samples": 4,
         "batch_size": 2,
         "seed": 7,
-        "average": True,
+        "average": False,
         "baselines": ("adaptive",),
         "device": "cuda:1",
         "dtype": "float64",

@@ -172,6 +172,8 @@ def test_data_of_another_kind_are_refused(model: Any) -> None:
         ({"labels": "model", "loss": lambda outputs, batch: outputs.logits.sum()}, "not both"),
         ({"samples": 0}, "samples"),
         ({"steps": 2.0}, "steps is 2.0; it is a whole number"),
+        ({"metric": "adaptive", "geodesic": "exact"}, "geodesics of the metric adaptive are straight lines"),
+        ({"metric": "euclidean", "damping": 0.1}, "the metric euclidean has no directions to damp"),
         ({"seed": -1}, "seed is -1; it lies between 0 and"),
         ({"batch_size": 1.5}, "batch_size is 1.5; it is a whole number"),
     ],

@@ -196,6 +196,22 @@ def test_the_shipped_text(tmp_path, monkeypatch):
         assert load(None, MASKED, card={"datasets": [str(tmp_path / "numbers.csv")]})[1]["chosen"] == "shipped text"
 
 
+def test_a_configuration_of_what_has_none_is_refused(tmp_path):
+    rows = datasets.Dataset.from_dict(ROWS)
+    rows.to_csv(str(tmp_path / "rows.csv"))
+    rows.save_to_disk(str(tmp_path / "saved"))
+    for name in ("rows.csv", "saved"):
+        with pytest.raises(UsageError, match=rf"{name} has no configurations.*--data-config"):
+            load(str(tmp_path / name), config="mnli")
+
+
+@pytest.mark.parametrize("asked", [{"config": "mnli"}, {"split": "test"}])
+def test_the_shipped_text_has_no_parts_to_choose_from(asked):
+    (name,) = asked
+    with pytest.raises(UsageError, match=f"--(data-)?{name}.*the text that ships with this package has one part"):
+        load(None, MASKED, **asked)
+
+
 @pytest.mark.parametrize(
     ("names", "task", "expected"),
     [

@@ -11,6 +11,7 @@ from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import weight
 from hf_geosharp.tasks.loss import model_inputs
+from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare
 from tests.tasks.tiny import edit_config, make_images
 
@@ -22,7 +23,9 @@ def run(prepared):
 
 
 def go(folder, data, **options):
-    return prepare(folder, data=data, device="cpu", **{"samples": 16, "batch_size": 8, **options})
+    of_model = {name: options.pop(name) for name in ("task", "dtype", "allow_missing") if name in options}
+    loaded = load_model(folder, device="cpu", **of_model)
+    return prepare(loaded, data=data, **{"samples": 16, "batch_size": 8, **options})
 
 
 def test_text_classification(bert_folder, text_csv):
@@ -151,7 +154,7 @@ def test_without_labels(name, request, tmp_path, text_csv):
 
 def test_labels_is_one_of_two(bert_folder):
     with pytest.raises(UsageError, match="everyone"):
-        prepare(bert_folder, labels="everyone")
+        go(bert_folder, None, labels="everyone")
 
 
 @pytest.mark.parametrize("name", ["bert", "mlm"])
@@ -257,3 +260,8 @@ def test_a_usual_run_is_silent(bert_folder, text_csv, capfd):
 def test_the_task_can_be_named(bert_folder, text_csv):
     edit_config(bert_folder, architectures=None)
     assert go(bert_folder, text_csv, task="sequence-classification").task.name == "text-classification"
+
+
+def test_a_label_map_is_not_for_labels_of_the_model(bert_folder, tmp_path):
+    with pytest.raises(UsageError, match="--label-map"):
+        go(bert_folder, tmp_path / "unread.csv", labels="model", label_map={"bad": 0})
