@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
 SCHEMA = 7
-"""Of the files; a change of what is found or how it is written raises it."""
+"""Of the files; a change of how they are written raises it."""
+
+PACKAGE = Path(__file__).parents[1]
 
 ENVIRONMENT = "HF_GEOSHARP_CACHE"
 """Names the folder; an empty value turns the cache off."""
@@ -64,8 +67,17 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
 
 
 def versions() -> list[tuple[str, str | None]]:
-    """Of what finds depend on: this package, and the libraries whose code is known by its version."""
-    return [(name, _version(name)) for name in ("hf-geosharp", *LIBRARIES)]
+    """Of what finds depend on: this package's code, and the libraries whose code is known by its version."""
+    return [("hf-geosharp", of_package(PACKAGE)), *((name, _version(name)) for name in LIBRARIES)]
+
+
+@lru_cache
+def of_package(folder: Path) -> str:
+    """The source of a package, as a digest: between two releases the same version finds more or less."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(f"{file.relative_to(folder)} {file.stat().st_size} ".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _version(name: str) -> str | None:

@@ -55,6 +55,19 @@ def test_the_second_model_of_an_architecture_is_not_searched(folder: Path, searc
     assert len(searches) == 2
 
 
+def test_a_find_is_for_one_state_of_the_code(tmp_path: Path) -> None:
+    """Between two releases a version says nothing."""
+    assert cache.versions()[0] == ("hf-geosharp", cache.of_package(cache.PACKAGE))
+    digests = []
+    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("deeper/b.py", ""), ("notes.txt", "unread")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        cache.of_package.cache_clear()
+        digests.append(cache.of_package(tmp_path))
+    assert len(set(digests)) == 3
+    assert digests[2] == digests[3]
+
+
 def test_a_find_is_for_one_preset_one_shape_one_setting_and_one_kind_of_proof() -> None:
     model, batch = build("bert"), batch_of("bert")
     known = cache.key(model, "full", batch)
