@@ -3,7 +3,7 @@
     python benchmarks/ascent_zoo.py FOLDER --models 48
     python benchmarks/ascent.py FOLDER [--models 48] [--json benchmarks/data/ascent.json]
 
-For each model, metric and radius: one ball around the first 64 training samples, without warm starts, in float32.
+For each model, metric and radius: one ball around the first 64 training samples, in float32.
 What each ascent finds with 20 steps, the default one from two and three starts as well, is compared with the best of
 60 steps of Auto-PGD (which is no upper bound). Passes are the mean of forward and backward passes, those at
 the model's own weights among them: a point that is not better than those before has a forward pass alone, and so has

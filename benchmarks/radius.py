@@ -4,7 +4,7 @@
 
 For each metric and radius: the score over the base loss, how much it grows with the radius (2 where the loss is
 quadratic in the ball, 1 where it is linear), how many batches converged in 20 steps, and the spread of a re-run from
-weights moved by a relative 1e-6. Radii are scored on their own, without warm starts, by Auto-PGD.
+weights moved by a relative 1e-6. Radii are scored on their own, by Auto-PGD.
 """
 
 from __future__ import annotations

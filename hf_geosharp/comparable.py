@@ -157,10 +157,8 @@ def conditions(result: SharpnessResult) -> dict[str, Any]:
     labels = result.data.get("labels")
     targets = labels if labels in ("model", "regression") else "data"
     kept = {name: getattr(result, name) for name in _SETTINGS}
-    # A climb starts where that at the radius before has ended, and may end elsewhere than one from the weights.
-    before = () if result.mode == "average" else tuple(sorted(p.rho for p in result.curve if p.rho < result.rho))
     model = {"task": result.model.get("task"), "dtype": result.model.get("dtype")}
-    return {**kept, "smaller radii": list(before), **model, "labels": targets, "data": data}
+    return {**kept, **model, "labels": targets, "data": data}
 
 
 def unit_of_scores(settings: Mapping[str, Any]) -> str:

@@ -141,21 +141,10 @@ def test_what_was_not_taken_alike_is_refused_by_name_or_marked(changes: dict[str
     assert said in found.to_csv()
 
 
-def test_climbs_that_started_at_other_smaller_radii_do_not_compare() -> None:
-    """They may end on another peak. Larger radii come after, and averages take no climb."""
+def test_other_radii_of_the_same_runs_do_not_matter() -> None:
     first, second = many(a=[1.0, 2.0], b=[2.0, 3.5])
-
-    def after(radius: float, **changes: Any) -> list[Named]:
-        points = (CurvePoint(radius, 1.0, None, None, None), *second.result.curve)
-        return [
-            replace(item, result=replace(item.result, **changes, **more))
-            for item, more in ((first, {}), (second, {"curve": points}))
-        ]
-
-    with pytest.raises(UsageError, match=r"smaller radii \[0\.03\] here, \[\] in a"):
-        compare(after(0.03))
-    assert not compare(after(0.2)).forced
-    assert not compare(after(0.03, mode="average")).forced
+    points = (CurvePoint(0.03, 1.0, None, None, None), *second.result.curve, CurvePoint(0.2, 9.0, None, None, None))
+    assert not compare([first, replace(second, result=replace(second.result, curve=points))]).forced
 
 
 def test_the_odd_one_is_named_wherever_it_stands() -> None:

@@ -144,7 +144,7 @@ def grid(zoo: str) -> tuple[Cell, ...]:
 def sharpness(model: nn.Module, split: Split, cell: Cell) -> list[float | None]:
     """The score at each radius; None from the radius on at which the geodesics end inside the ball.
 
-    All radii are taken in one call, so that each climb starts from the end of the one before.
+    All radii are taken in one call.
     """
     batches = [
         take(split, rows) for rows in torch.arange(cell.batches * cell.batch_size).split(cell.batch_size)

@@ -46,7 +46,7 @@ class Ball:
     """The ball of one batch around a chart's base point, of all coordinates or of one part of them.
 
     ``base`` is the loss at the base point; where it is not finite there is nothing to climb. Radii have to be asked for
-    in ascending order: each climb starts where the one before ended.
+    in ascending order: a ball holds all smaller ones, so none may have a lower peak than the one before.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Ball:
         self.space = self._part or chart.space
         # An ascent takes the memory of what it is given, so no other name may hold on to it.
         self._given: list[tuple[float, Tangent]] = []
-        self._ends: list[Tangent] = []
+        self._before: Climb | None = None
+        self._end: Tangent | None = None
         if not settings.average and math.isfinite(self.base):
             self._given.append((self.base, self._pull()))
 
@@ -81,7 +82,8 @@ class Ball:
     @property
     def end(self) -> Tangent:
         """The best point at the last radius, or the last of the random ones."""
-        return self._ends[0]
+        assert self._end is not None
+        return self._end
 
     # ------------------------------------------------------------------------------------------------- the objective
 
@@ -134,12 +136,17 @@ class Ball:
     # ---------------------------------------------------------------------------------------------------- sharpness
 
     def worst(self, rho: float, report: Report) -> Peaks:
-        """The climbs to the largest loss in the ball of this radius."""
+        """The climbs to the largest loss in the ball of this radius, which other radii have no part in.
+
+        Unless the peak at the last one is higher than all that is found here: then one goes on from there.
+        """
+        self._generator.manual_seed(self._seed)
+        ends: list[Tangent] = []
 
         def climb(ascent: str, steps: int) -> Climb:
             return CLIMBS[ascent](
                 self.space, self._evaluate, rho, steps,
-                start=self._ends.pop() if self._ends else None, base=self.base,
+                start=ends.pop() if ends else None, base=self.base,
                 given=self._given.pop() if self._given else None,
                 stationary=self.settings.stationary, generator=self._generator, report=report,
             )  # fmt: skip
@@ -150,9 +157,10 @@ class Ball:
             None if rough is None else partial(climb, *rough),
         )  # fmt: skip
         found = peaks(
-            ways, self._ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator
-        )
-        self._ends = [found.highest.u]
+            ways, ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator,
+            self._before,
+        )  # fmt: skip
+        self._before, self._end = found.highest, found.highest.u
         return found
 
     def average(self, rho: float, report: Report) -> float:
@@ -170,7 +178,7 @@ class Ball:
                 f"batch {self.number}: the loss is not finite at a random perturbation of rho {rho:g}; "
                 "use a smaller radius"
             )
-        self._ends = [end]
+        self._end = end
         return rise
 
     def profile(self, rho: float, objective: Objective) -> Profile | None:

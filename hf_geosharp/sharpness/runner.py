@@ -225,7 +225,7 @@ class Runner:
         return Chart(self.borrowed, symmetries, geometry, nudge=nudge, seed=seed)
 
     def _batch(self, job: Job, settings: Settings) -> Outcome | float:
-        """One ball at each radius, ascending, each started from the best point of the one before.
+        """One ball at each radius, ascending.
 
         Where the loss at the base point is another than at the stored weights there is none, and that loss is returned.
         """

@@ -26,7 +26,7 @@ from tests.sharpness.tiny import bert, bert_batches
 SPACE = plain_space(3, 2)
 
 
-def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -> Peaks:
+def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0, before: Climb | None = None) -> Peaks:
     ends: list[Tangent] = []
     given: list[tuple[float, Tangent]] = []
 
@@ -35,7 +35,9 @@ def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -
         base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
         return secant(SPACE, evaluate, rho, 20, start=start, given=given.pop() if given else None, base=base)
 
-    return peaks(Ways(ascend, ascend), ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
+    return peaks(
+        Ways(ascend, ascend), ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed), before
+    )
 
 
 def lopsided(u: Tensor) -> Tensor:
@@ -176,6 +178,26 @@ def test_meanwhile_only_the_first_peak_is_kept() -> None:
     assert most_alive(lambda evaluate: rough_search(evaluate, 2)) == alone + 2  # the space has two parts
 
 
+def test_where_a_smaller_ball_has_a_higher_peak_a_climb_goes_on_from_there() -> None:
+    evaluate = Counted(lopsided)
+    there = Tangent(torch.tensor([-0.8, 0, 0, 0, 0], dtype=torch.float64).split([3, 2]))
+    before = secant(SPACE, evaluate, 0.9, 20, start=there, base=0.0)
+    peak = before.u.flat()
+    alone = search(Counted(lopsided), 1)
+    assert before.rise > alone.highest.rise
+    evaluate.points.clear()
+    found = search(evaluate, 1, before=before)
+    assert found.rises == (alone.rises[0], found.highest.rise)
+    assert found.highest.rise == pytest.approx(1.4, rel=1e-3)
+    assert torch.equal(evaluate.points[alone.evaluations], peak)
+    assert found.evaluations == len(evaluate.points)
+
+
+def test_a_lower_peak_of_a_smaller_ball_is_no_start() -> None:
+    before = secant(SPACE, Counted(lopsided), 0.9, 20)
+    assert search(Counted(lopsided), 1, before=before).rises == search(Counted(lopsided), 1).rises
+
+
 def test_where_it_settles_there_is_no_other() -> None:
     evaluate = Counted(lopsided)
     found = rough_search(evaluate, 20)
@@ -281,10 +303,13 @@ def test_a_score_is_of_the_highest_and_tells_what_each_start_found(ascent: str) 
     assert SharpnessResult.from_dict(several.to_dict()) == several
 
 
-def test_a_climb_at_a_larger_radius_starts_where_the_highest_ended() -> None:
-    result = take(starts=2, rho=(1.5, 0.5))
-    values = {point.rho: point.geodesic_sharpness for point in result.curve}
-    assert values[1.5] >= values[0.5]
+@pytest.mark.parametrize("starts", [1, 3])
+@pytest.mark.parametrize("labels", ["data", "model"])
+def test_a_score_is_the_same_whichever_other_radii_are_asked_for(starts: int, labels: str) -> None:
+    """To the last bit; in rough balls, with random starts and random first steps."""
+    how: dict[str, Any] = {"starts": starts, "labels": labels, "steps": 20}
+    for point in take(rho=(1.0, 0.1, 0.3), **how).curve:
+        assert point.geodesic_sharpness == take(rho=point.rho, **how).geodesic_sharpness
 
 
 def test_parts_and_a_second_run_have_the_same_starts() -> None:
