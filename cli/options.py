@@ -224,15 +224,17 @@ _measure_options = _together(
         type=click.Choice(ASCENTS),
         default="auto",
         show_default=True,
-        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD; 'auto' "
-        "is secant, and Auto-PGD with three times the steps in balls where that has not converged after 12.",
+        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD, and "
+        "takes all steps; 'auto' is secant and, where that has not converged after 12 steps, Auto-PGD with three times "
+        "--steps, unless these are 13 or fewer.",
     ),
     click.option(
         "--steps",
         type=click.IntRange(min=1),
         default=20,
         show_default=True,
-        help="Number of ascent steps in each ball, of 'secant' at most; or number of draws with --average.",
+        help="Ascent steps in each ball: at most so many of 'secant', as many of 'apgd', three times as many in balls "
+        "that are rough to 'auto'; or number of draws with --average.",
     ),
     click.option(
         "--starts",

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hf_geosharp.sharpness.choices import budget, title_of
+from hf_geosharp.sharpness.choices import search, title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -98,11 +98,8 @@ def _samples(result: SharpnessResult) -> str:
 def _search(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.mode} case, seed {result.seed}"
-    converged = sum(batch.converged for batch in result.per_batch)
-    return (
-        f"{result.mode} case, {result.ascent}, {budget(result.ascent, result.steps, result.starts)} "
-        f"({converged} of {len(result.per_batch)} batches converged), seed {result.seed}"
-    )
+    how = search(result.ascent, result.steps, result.starts)
+    return f"{result.mode} case, {how} ({result.converged}), seed {result.seed}"
 
 
 def _symmetries(result: SharpnessResult) -> Text:

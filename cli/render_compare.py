@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hf_geosharp.sharpness.choices import budget
+from hf_geosharp.sharpness.choices import search
 
 if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison, Ranked, Skipped
@@ -142,13 +142,13 @@ def _settings(settings: Any) -> str:
     where = data.get("id") or "batches in memory"
     split = f" ({data['split']})" if data.get("split") else ""
     average = settings["mode"] == "average"
-    search = f"{settings['ascent']}, {budget(settings['ascent'], settings['steps'], settings['starts'])}"
+    how = search(settings["ascent"], settings["steps"], settings["starts"])
     if average:
-        search = f"{settings['steps']} draws"
+        how = f"{settings['steps']} draws"
     moved = "" if settings["params"] == "all" else f", {settings['params']} weights alone"
     return (
         f"{settings['metric']}, rho {settings['rho']:g}, geodesic {settings['geodesic']}, symmetries "
-        f"{settings['symmetries']}{moved}, {settings['mode']} case, {search}, seed {settings['seed']}; "
+        f"{settings['symmetries']}{moved}, {settings['mode']} case, {how}, seed {settings['seed']}; "
         f"{settings['samples']} samples in batches of {settings['batch_size']} of {where}{split}"
     )
 

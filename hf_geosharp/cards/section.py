@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.reproduce import recipe
 from hf_geosharp.errors import CardError
-from hf_geosharp.sharpness.choices import budget
+from hf_geosharp.sharpness.choices import search
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import CurvePoint, SharpnessResult
@@ -44,11 +44,6 @@ _CASES = {
         "The mean rise of the mean loss of a batch under {steps} random perturbations of the weights of length about "
         "ρ; the mean over {count} of {size} samples."
     ),
-}
-_SEARCHES = {
-    "auto": "a secant ascent, with Auto-PGD in balls where that does not converge",
-    "secant": "a secant ascent of at most {steps} steps",
-    "apgd": "{steps} steps of Auto-PGD",
 }
 
 
@@ -178,10 +173,8 @@ def _case(result: SharpnessResult) -> str:
     count = len(result.per_batch)
     text = _CASES.get(result.mode, _CASES["worst"])
     batches = f"{count} batches" if count != 1 else "1 batch"
-    search = _SEARCHES.get(result.ascent, "an ascent of at most {steps} steps").format(steps=result.steps)
-    if result.starts > 1:
-        search += f" from each of {result.starts} starts"
-    return text.format(steps=result.steps, search=search, count=batches, size=result.batch_size)
+    found = plain(search(result.ascent, result.steps, result.starts))
+    return text.format(steps=result.steps, search=found, count=batches, size=result.batch_size)
 
 
 def _settings(result: SharpnessResult) -> Iterator[tuple[str, str]]:
@@ -211,9 +204,7 @@ def _loss(result: SharpnessResult) -> str:
 def _steps(result: SharpnessResult) -> str:
     if result.mode != "worst":
         return f"{result.steps} draws"
-    converged = sum(batch.converged for batch in result.per_batch)
-    search = f"{budget(result.ascent, result.steps, result.starts)}, {plain(result.ascent)}"
-    return f"{search}; converged in {converged} of {len(result.per_batch)} batches"
+    return f"{plain(search(result.ascent, result.steps, result.starts))}; {result.converged}"
 
 
 def _reproducible(result: SharpnessResult) -> str:

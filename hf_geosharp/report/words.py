@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.cards import entry
 from hf_geosharp.cards.section import number
 from hf_geosharp.figures import KINDS
-from hf_geosharp.sharpness.choices import METRICS, SEARCHES, budget, title_of
+from hf_geosharp.sharpness.choices import METRICS, search, title_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -135,6 +135,13 @@ def checks(result: SharpnessResult) -> Iterator[Check]:
         else:
             more = "more steps may raise the value in the others"
             yield Check("Search converged", f"in {settled} of {count} batches", more, OPEN)
+        if rough := sum(batch.rough for batch in result.per_batch):
+            yield Check(
+                "Rough balls",
+                f"{rough} of {count}",
+                "the loss is far from quadratic there: the radius may be too large to mean much",
+                OPEN,
+            )
     if result.pairs.count or result.pairs.dropped:
         yield _symmetries(result)
     split = str(result.data.get("split") or "train")
@@ -190,8 +197,7 @@ def settings(result: SharpnessResult) -> Iterator[Row]:
     yield "geodesic", _ORDERS.get(result.geodesic, result.geodesic)
     yield "case", result.mode
     if result.mode == "worst":
-        search = SEARCHES.get(result.ascent, result.ascent)
-        yield "search", f"{search}, {budget(result.ascent, result.steps, result.starts)}"
+        yield "search", search(result.ascent, result.steps, result.starts)
     else:
         yield "draws", f"{result.steps:,}"
     batches = counted(len(result.per_batch), "batch", "batches")

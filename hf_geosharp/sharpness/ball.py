@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -45,8 +46,7 @@ def loss_at(chart: Chart, objective: Objective, u: Vector, gradient: Wanted) -> 
 class Ball:
     """The ball of one batch around a chart's base point, of all coordinates or of one part of them.
 
-    ``base`` is the loss at the base point; where it is not finite there is nothing to climb. Radii have to be asked for
-    in ascending order: a ball holds all smaller ones, so none may have a lower peak than the one before.
+    ``base`` is the loss at the base point; where it is not finite there is nothing to climb.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class Ball:
         self.space = self._part or chart.space
         # An ascent takes the memory of what it is given, so no other name may hold on to it.
         self._given: list[tuple[float, Tangent]] = []
-        self._before: Climb | None = None
         self._end: Tangent | None = None
         if not settings.average and math.isfinite(self.base):
             self._given.append((self.base, self._pull()))
@@ -135,10 +134,10 @@ class Ball:
 
     # ---------------------------------------------------------------------------------------------------- sharpness
 
-    def worst(self, rho: float, report: Report) -> Peaks:
-        """The climbs to the largest loss in the ball of this radius, which other radii have no part in.
+    def worst(self, rho: float, report: Callable[[int], Report]) -> Peaks:
+        """The climbs to the largest loss in the ball of this radius, in which no other radius has a part.
 
-        Unless the peak at the last one is higher than all that is found here: then one goes on from there.
+        ``report`` makes what is called after each step of a climb of so many.
         """
         self._generator.manual_seed(self._seed)
         ends: list[Tangent] = []
@@ -148,7 +147,7 @@ class Ball:
                 self.space, self._evaluate, rho, steps,
                 start=ends.pop() if ends else None, base=self.base,
                 given=self._given.pop() if self._given else None,
-                stationary=self.settings.stationary, generator=self._generator, report=report,
+                stationary=self.settings.stationary, generator=self._generator, report=report(steps),
             )  # fmt: skip
 
         rough = self.settings.rough
@@ -156,11 +155,8 @@ class Ball:
             partial(climb, *self.settings.first), partial(climb, *self.settings.further),
             None if rough is None else partial(climb, *rough),
         )  # fmt: skip
-        found = peaks(
-            ways, ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator,
-            self._before,
-        )  # fmt: skip
-        self._before, self._end = found.highest, found.highest.u
+        found = peaks(ways, ends, self._given, self._evaluate, self.space, rho, self.settings.starts, self._generator)
+        self._end = found.highest.u
         return found
 
     def average(self, rho: float, report: Report) -> float:

@@ -1,13 +1,13 @@
 """What the loss of a batch at the base point is held against, before anything climbs from there.
 
-Folding symmetries must leave every batch's loss as it is at the stored weights, and no weight that the loss depends on
-may be without a gradient.
+Moving pairs to where they are balanced, and folding, must leave every batch's loss as it is at the stored weights, and
+no weight that the loss depends on may be without a gradient.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -33,8 +33,9 @@ MOST_UNFELT = 1 << 24
 class BasePoint:
     """Checks of the base point on one borrowed model.
 
-    ``loss`` is that of a batch, by its number, at the weights that the model has at the moment; ``put_back`` puts back
-    the stored ones, after which there is no chart; ``say`` tells of the batch that is looked at.
+    ``loss`` is that of a batch, by its number, at the weights that the model has at the moment; ``refuted`` names the
+    symmetries that do not hold on a batch; ``put_back`` puts back the stored weights, after which there is no chart;
+    ``say`` tells of the batch that is looked at.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class BasePoint:
         borrowed: Borrowed,
         symmetries: SymmetryMap,
         loss: Callable[[int], float],
+        refuted: Callable[[int], Sequence[str]],
         put_back: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
         self.borrowed, self.symmetries = borrowed, symmetries
-        self._loss, self._put_back, self._say = loss, put_back, say
+        self._loss, self._refuted, self._put_back, self._say = loss, refuted, put_back, say
         self.stored: dict[int, float] = {}
         """Losses of batches at the weights as they are stored, before anything is folded."""
         self._felt = False
@@ -96,22 +98,32 @@ class BasePoint:
             return True
         return abs(base - stored) <= max(SAME_LOSS[self.borrowed.dtype] * max(abs(stored), LEAST_LOSS), noise)
 
-    def check_folds(self, index: int, base: float) -> None:
+    def check_function(self, index: int, base: float) -> None:
         """A base point of another loss than the stored weights is another function, unless rounding makes as much.
 
         What rounding makes is seen where the pairs move the weights along their symmetries: code that rounds inside, as
-        half precision does, then rounds everything otherwise. On a sharded model that is not measured, and it is told.
+        half precision does, then rounds everything otherwise. That they are symmetries on this batch, too, has to be
+        proved for that. On a sharded model it is not measured, and it is told.
 
         Raises:
             ModelError: it is another function.
         """
         self._put_back()
         stored = self.stored[index]
-        kinds = ", ".join(sorted({fold.kind for fold in self.symmetries.folds}))
-        told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are folded ({kinds})"
+        kinds = ", ".join(sorted({symmetry.kind for symmetry in self.symmetries.symmetries}))
+        told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are divided out ({kinds})"
         if self.borrowed.shards is not None:
             self._say(f"{told}: rounding inside the model, or they do not hold on this batch")
-        elif not self.is_stored_loss(index, base, 10 * self._rounding(index)):
+            del self.stored[index]
+            return
+        if refuted := self._refuted(index):
+            raise ModelError(
+                f"{told}. These hold on the samples that they were proved on, but not on this batch: "
+                f"{'; '.join(refuted[:3])}{'; ...' if len(refuted) > 3 else ''}. The model may do something else with "
+                "its inputs, such as clipping large values or leaving rows out that attend to nothing (left padding). "
+                "Use symmetries 'paper', which folds nothing, or score without this batch"
+            )
+        if not self.is_stored_loss(index, base, 10 * self._rounding(index)):
             raise ModelError(
                 f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
                 "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "

@@ -63,19 +63,25 @@ GEODESICS = ("first", "second", "exact")
 SYMMETRIES = ("full", "attention", "paper")
 ASCENTS = ("auto", "secant", "apgd")
 """How the maximum is searched: by the secant ascent and, in rough balls, Auto-PGD; or by one of them alone."""
-SEARCHES = {
-    "auto": "secant ascent, Auto-PGD in rough balls",
-    "secant": "secant ascent",
-    "apgd": "Auto-PGD",
-    "none": "none",
-}
-"""What each is called in texts."""
+PATIENCE = 13
+"""Steps in which the secant ascent has to settle, which it is asked before the last one; else the ball is rough."""
+
+MORE = 3
+"""How many times as many steps Auto-PGD takes in a rough ball as were asked for."""
 
 
-def budget(ascent: str, steps: int, starts: int) -> str:
-    """How far a search goes, in words."""
-    text = f"{steps} {'step' if steps == 1 else 'steps'}" + (" at most" if ascent == "secant" else "")
-    return text if starts == 1 else f"{text} from each of {starts} starts"
+def search(ascent: str, steps: int, starts: int = 1) -> str:
+    """The search for the maximum in words: what climbs, and how far."""
+    auto_pgd = f"{steps} {'step' if steps == 1 else 'steps'} of Auto-PGD"
+    if ascent == "auto":
+        text = search("secant", min(steps, PATIENCE))
+        if steps > PATIENCE:
+            text += f", and {MORE * steps} of Auto-PGD in rough balls"
+    elif ascent == "secant":
+        text = f"at most {steps} {'step' if steps == 1 else 'steps'} of the secant ascent"
+    else:
+        text = auto_pgd if ascent == "apgd" else f"{ascent}, {steps} steps"
+    return text if starts == 1 else f"{text}, from each of {starts} starts"
 
 
 PARAMS = ("all", "lora")

@@ -89,7 +89,7 @@ def estimate(
             _check_sharded(shards, world, settings)
         # Of a sharded model all ranks run every pass together.
         whole = settings.shard == "samples" or shards is not None
-        track = Track(progress, len(batches), settings.most_steps, total, world, whole)
+        track = Track(progress, len(batches), total, world, whole)
         if whole and world.size > 1 and len({leaf.tensor.device for leaf in borrowed.leaves.values()}) > 1:
             raise UsageError("shard is 'samples', but the model lies on several devices: use shard='batches'")
         header: dict[str, Any] = {}

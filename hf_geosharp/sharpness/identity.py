@@ -18,6 +18,7 @@ from hf_geosharp.sharpness.objective import Loss
 from hf_geosharp.sharpness.parts import Batch
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import whole_of
+from hf_geosharp.symmetry.cache import PACKAGE, of_package
 from hf_geosharp.symmetry.fingerprint import of_adapters, of_callable, of_code, of_config
 
 _HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
@@ -45,6 +46,7 @@ def identity(
         "dtype": str(borrowed.dtype).removeprefix("torch."),
         "device": next(iter(borrowed.originals.values())).device.type,
         "versions": dict(versions),
+        "program": of_package(PACKAGE),
         "batches": len(batches),
         "data": data_digest or digest_batches(batches),
         "config": of_config(borrowed.model),

@@ -51,13 +51,21 @@ def uncut(batch: Batch) -> str | None:
 def structure(batch: Batch) -> object | None:
     """The same for batches that differ in fractions and labels of samples alone; None for one that nothing is like.
 
-    Tokens and masks may decide what a model does, which positions it reads among others.
+    Tokens and masks may decide what a model does, which positions it reads among others; and so may the size of
+    fractions, where a model clips them: those of one structure differ in it by less than a factor of two.
     """
     if any(_decides(key, v) for key, v in batch.items()):
         return None
     return tuple(
-        (k, tuple(v.shape), str(v.dtype)) if isinstance(v, Tensor) else (k, repr(v)) for k, v in sorted(batch.items())
+        (k, tuple(v.shape), str(v.dtype), _size(v)) if isinstance(v, Tensor) else (k, repr(v))
+        for k, v in sorted(batch.items())
     )
+
+
+def _size(v: Tensor) -> int:
+    """Of the largest of fractions, as a power of two; 0 of other tensors."""
+    largest = float(v.abs().max()) if v.is_floating_point() and v.numel() else 0.0
+    return math.frexp(largest)[1] if math.isfinite(largest) else 0
 
 
 def _decides(key: str, v: object) -> bool:

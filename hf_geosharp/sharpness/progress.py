@@ -33,7 +33,6 @@ class Track:
 
     tell: Callable[[Progress], None] | None
     batches: int
-    steps: int
     total: int
     world: World = field(default_factory=World)
     shared: bool = False
@@ -46,12 +45,12 @@ class Track:
         """The ranks that take every step of a batch together, each with a part of its samples; this one otherwise."""
         return self.world if self.shared else World()
 
-    def report(self, stage: str, batch: int, rho: float) -> Callable[[int, float], None]:
-        """What an ascent calls after each of its steps."""
+    def report(self, stage: str, batch: int, rho: float, steps: int) -> Callable[[int, float], None]:
+        """What an ascent of so many steps at most calls after each of them."""
 
         def step(k: int, value: float) -> None:
             self.done += 1
-            self.say(stage, batch, k, rho, value)
+            self.say(stage, batch, k, rho, value, steps)
 
         return step
 
@@ -60,11 +59,13 @@ class Track:
         self.world.tell({"done": self.done, "stage": stage, "batch": batch, "step": step})
         self.world.poll()
 
-    def say(self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0) -> None:
+    def say(
+        self, stage: str, batch: int = 0, step: int = 0, rho: float = 0.0, value: float = 0.0, steps: int = 0
+    ) -> None:
         """Tells where this rank is."""
         self.stay(stage, batch, step)
         self.last = Progress(
-            stage, batch, self.batches, step, self.steps, rho, value, 0, self.total, self.world.size
+            stage, batch, self.batches, step, steps, rho, value, 0, self.total, self.world.size
         )  # fmt: skip
         self.refresh()
 

@@ -73,6 +73,7 @@ class Proof:
                 self.settings,
                 metric="adaptive",
                 geodesic="first",
+                damping=0.0,
             )
             return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), settings
         separated, lost = verified.map.separated(model)
@@ -83,11 +84,16 @@ class Proof:
         return replace(verified, map=separated), self.settings
 
     def say_what_rounds(self) -> None:
-        """A base that stays in half precision is told of: the loss is rounded to it."""
+        """A base that stays in half precision is told of: the loss is rounded to it, and searched accordingly."""
         narrow = {p.dtype for p in self.borrowed.model.parameters() if p.dtype in (torch.float16, torch.bfloat16)}
         if narrow:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
-            self.notes.warn(f"the adapter's base stays in {names}, which rounds the loss more than its own weights do")
+            text = f"the adapter's base stays in {names}, which rounds the loss more than its own weights do"
+            if self.settings.ascent == "auto" and not self.settings.average:
+                # Rounding makes every ball rough, and another search finds more of it.
+                self.settings = replace(self.settings, ascent="secant")
+                text += ": the secant ascent alone searches"
+            self.notes.warn(text)
 
     def _proved_on_a_copy(self) -> Verified:
         """What is found and proved on a wide copy of the model, or on the model itself where that is impossible."""
@@ -132,13 +138,17 @@ class Proof:
         return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
 
     def _examples(self, device: torch.device) -> list[dict[str, Any]]:
-        """Inputs out of the data: the first and the last samples of the first batch, or all if it has no parts.
+        """Inputs out of the data: the first samples and the last ones, or all of the first batch if it has no parts.
 
         And samples that are padded on the left or the right, where there are such and those are not.
         """
         n = samples(self.batches[0])
         size = max(1, min(4, n // 2))
-        chosen = [excerpt(self.batches[0], 0, size), excerpt(self.batches[0], n - size, n)]
+        last = self.batches[-1]
+        end = samples(last)
+        if uncut(last) or uncut(self.batches[0]):
+            last, end = self.batches[0], n
+        chosen = [excerpt(self.batches[0], 0, size), excerpt(last, max(0, end - size), end)]
         for column in (0, -1):
             if any(padded(example, column) for example in chosen):
                 continue

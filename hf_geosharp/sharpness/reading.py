@@ -97,7 +97,7 @@ def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
             ("its standard error is not that of its curve", point.stderr == result.stderr),
         ]
     tops = [(batch.value, max(batch.rises, default=batch.value)) for batch in result.per_batch]
-    facts.append(("a batch's value is not the largest of its climbs", all(_near(*top) for top in tops)))
+    facts.append(("a batch's value is not the largest of its starts", all(_near(*top) for top in tops)))
     facts.append(("its score is not the mean of its batches", _near(mean, result.geodesic_sharpness)))
     if result.interval95 is not None:
         low, high = result.interval95

@@ -26,8 +26,9 @@ class BatchScore:
     quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius,
     including those at the starts if they were taken for it; not all have a backward pass (:class:`Passes`).
     ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above
-    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise that each of several climbs found,
-    of which ``value`` is the largest; it is empty for a single one. In a rough ball the second is Auto-PGD's.
+    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise found from each of several starts,
+    of which ``value`` is the largest; it is empty for a single start. ``rough`` says whether the first ascent did not
+    settle, so that Auto-PGD searched the ball as well.
     """
 
     index: int
@@ -38,6 +39,7 @@ class BatchScore:
     passes: int | None = None
     stopped: str = "budget"
     rises: tuple[float, ...] = ()
+    rough: bool = False
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BatchScore:
@@ -205,6 +207,13 @@ class SharpnessResult:
     def lost(self) -> int:
         """In how many batches no finite loss above that at the weights was found: with any the score is none."""
         return sum(batch.stopped == "lost" for batch in self.per_batch)
+
+    @property
+    def converged(self) -> str:
+        """In how many batches the search has converged, in words; and how many of the balls are rough."""
+        rough = sum(batch.rough for batch in self.per_batch)
+        text = f"{sum(batch.converged for batch in self.per_batch)} of {len(self.per_batch)} batches"
+        return f"converged in {text}" + (f", {rough} rough" if rough else "")
 
     @property
     def unit(self) -> str:

@@ -32,9 +32,14 @@ from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.sharpness.starts import told
 from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.verify import verify
 
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
+
+
+CLEARLY = 0.1
+"""A symmetry that moves the outputs by more than this share of its control is none; rounding moves them by less."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Runner:
         self._chart: tuple[str, Chart] | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, Selection] = {}
-        self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._put_back, self._tell)
+        self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._refuted, self._put_back, self._tell)
 
     def _tell(self, text: str) -> None:
         """Warns of something at a batch, which its outcome carries."""
@@ -112,7 +117,8 @@ class Runner:
         outcomes = self.ledger.run(jobs, self._do, self.track.refresh, ahead)
         self.notes += [note for o in outcomes for note in o.notes]
         scored = [o for o in outcomes if o.skipped is None]
-        self.notes += told({rho: [o.at(rho) for o in scored] for rho in settings.radii})
+        if not settings.average:
+            self.notes += told({rho: [o.at(rho) for o in scored] for rho in settings.radii})
         skipped = [o.job.batch for o in outcomes if o.skipped is not None]
         if not scored:
             raise ModelError(f"no batch has a score: {outcomes[0].skipped}")
@@ -187,7 +193,9 @@ class Runner:
         """A baseline is the same ascent under another metric, and both that and a part are at the first radius."""
         settings = self.settings
         if job.stage == BASELINE:
-            settings = replace(settings, metric=job.metric, geodesic="first", baselines=(), profile=False)
+            settings = replace(
+                settings, metric=job.metric, geodesic="first", damping=0.0, baselines=(), per=None, profile=False
+            )
         return replace(settings, rho=self.settings.radii[:1]) if job.stage in (BASELINE, PART) else settings
 
     def _do(self, job: Job) -> Outcome:
@@ -197,7 +205,7 @@ class Runner:
         self._batch_notes.clear()
         outcome = self._batch(job, settings)
         if isinstance(outcome, float):
-            self.base_point.check_folds(job.batch, outcome)
+            self.base_point.check_function(job.batch, outcome)
             outcome = self._batch(job, settings)
             assert isinstance(outcome, Outcome)
         outcome = replace(outcome, notes=tuple(self._batch_notes), seconds=time.perf_counter() - started)
@@ -257,6 +265,7 @@ class Runner:
             score = self._at(ball, job, rho)
             # The passes at the starts, and the steps that were not needed.
             self.track.done = done + settings.evaluations
+            self.track.refresh()
             scores.append((rho, score))
             if job.stage == SCORE and rho == settings.radii[0] and score.value >= self._highest:
                 # Where the worst perturbation lies is told of the batch that rose most.
@@ -270,9 +279,9 @@ class Runner:
     def _stored_losses(self, known: Container[int]) -> dict[int, float]:
         """Losses at the stored weights, by batch; of batches of one :func:`structure` one is enough.
 
-        What folds is proved on a few samples, and what is not the same function on others would be scored as one.
+        Symmetries are proved on a few samples, and what is not the same function on others would be scored as one.
         """
-        if not self.symmetries.folds:
+        if not self.symmetries.symmetries:
             return {}
         todo: dict[object, int] = {}
         for index, batch in enumerate(self.batches):
@@ -297,6 +306,21 @@ class Runner:
     def _loss_of(self, index: int) -> float:
         return self._objective(index).evaluate(False)
 
+    def _refuted(self, index: int) -> list[str]:
+        """Symmetries that do not hold on a batch, and why. The model has its stored weights.
+
+        Those that are clearly broken: what rounds inside the model moves the outputs by more than a proof allows.
+        """
+        device = next(self.borrowed.model.parameters()).device
+        batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in self.batches[index].items()}
+        verified = verify(self.borrowed.model, self.symmetries, [batch], seed=self.settings.seed)
+        return [
+            f"{claim.name}: outputs move by {claim.deviation:.1e}, by {claim.control:.1e} when broken on purpose"
+            for claim in verified.claims
+            if claim.deviation is not None and claim.control is not None
+            if claim.status == "failed" and not claim.deviation <= CLEARLY * claim.control
+        ]
+
     def _objective(self, index: int) -> Objective:
         return Objective(
             self.borrowed.model, self.batches[index], self.loss, self.weight, self.micro, self.split,
@@ -315,9 +339,9 @@ class Runner:
     def _at(self, ball: Ball, job: Job, rho: float) -> BatchScore:
         """The score of a batch at one radius."""
         index, steps = job.batch, ball.settings.steps
-        report = self.track.report(job.stage, index + 1, rho)
+        report = partial(self.track.report, job.stage, index + 1, rho)
         if ball.settings.average:
-            return BatchScore(index, ball.base, ball.average(rho, report), steps, True, steps)
+            return BatchScore(index, ball.base, ball.average(rho, report(steps)), steps, True, steps)
         found = ball.worst(rho, report)
         climb = found.highest
         if not climb.finite:
@@ -330,7 +354,8 @@ class Runner:
             self._batch_notes.append(text)
         return BatchScore(
             index, ball.base, climb.rise, climb.steps, climb.converged, found.evaluations,
-            "lost" if climb.lost else climb.stopped, found.rises if len(found.rises) > 1 else (),
+            "lost" if climb.lost else climb.stopped, found.rises if ball.settings.starts > 1 else (),
+            found.rough,
         )  # fmt: skip
 
     def _profile(self, ball: Ball, rho: float) -> Profile | None:

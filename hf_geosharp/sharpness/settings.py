@@ -17,8 +17,10 @@ from hf_geosharp.sharpness.choices import (
     BASELINES,
     GEODESICS,
     METRICS,
+    MORE,
     ON_NAN,
     PARAMS,
+    PATIENCE,
     PER,
     SHARDS,
     SYMMETRIES,
@@ -33,12 +35,6 @@ WITHIN = 1e-18, 1e18
 
 CLIMBS = {"secant": secant, "apgd": auto_pgd}
 """The ascents, of which "auto" is made; measured against each other and against that in benchmarks/ascent.py."""
-
-PATIENCE = 13
-"""Steps in which the secant ascent has to settle, which it is asked before the last one; else the ball is rough."""
-
-MORE = 3
-"""How many times as many steps Auto-PGD takes in a rough ball as were asked for."""
 
 
 def whole(name: str, value: Any) -> int:
@@ -144,8 +140,8 @@ class Settings:
                 f"steps is {self.steps}: the average case draws in pairs of opposite sign, which cancel the slope of "
                 "the loss; an even number is needed"
             )
-        if self.average and (self.per or self.profile or self.starts > 1):
-            raise UsageError("per, profile and starts are available only for the worst case: leave out average")
+        if self.average and (self.per or self.profile or self.starts > 1 or self.ascent != "auto"):
+            raise UsageError("per, profile, starts and ascent are available only for the worst case: leave out average")
         paired = " or ".join(metric.name for metric in METRICS.values() if metric.paired)
         for asked, text in (
             (self.per == "head", f"per is 'head', but the metric {self.metric} does not distinguish heads"),
@@ -189,11 +185,6 @@ class Settings:
             return self.steps + 1
         climbs = [self.first, *([self.rough] if self.rough else []), *[self.further] * (self.starts - 1)]
         return sum(steps + 1 for _, steps in climbs)
-
-    @property
-    def most_steps(self) -> int:
-        """Steps that one climb takes at most, or draws."""
-        return self.rough[1] if self.rough else self.steps
 
     @property
     def reruns(self) -> bool:

@@ -4,16 +4,16 @@ The first climb starts at the base point. If it does not settle, the ball is *ro
 at finding its way there climbs from the base point. With several starts, the second one is opposite the peak that was
 found: as far away as the ball allows, and as high as that as far as the loss is quadratic and has no slope. If the loss
 there is below that of the base point, it is a slope that nothing opposite makes up for, and nobody climbs. All others
-start at random points of the sphere. Where a smaller ball has a higher peak than all that were found, the last climb
-goes on from there. What each climb finds is kept: it tells how far to trust the highest. Measured in
-``benchmarks/ascent.py``.
+start at random points of the sphere. What is found from each start is kept: it tells how far to trust the highest.
+Measured in ``benchmarks/ascent.py``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
@@ -29,12 +29,13 @@ ALIKE = 0.01
 class Peaks:
     """What the climbs in one ball found: the highest of them, and all.
 
-    ``rises`` are their rises in their order, 0 where nobody climbed; ``evaluations`` how often the loss was asked for.
+    ``rises`` are the highest from each start, 0 where nobody climbed; ``evaluations`` how often the loss was asked for.
     """
 
     highest: Climb
     rises: tuple[float, ...]
     evaluations: int
+    rough: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ def peaks(
     rho: float,
     starts: int,
     generator: torch.Generator,
-    before: Climb | None = None,
 ) -> Peaks:
     """Climbs from so many starts.
 
@@ -71,20 +71,21 @@ def peaks(
         rho: its radius.
         starts: how many, the ascent's own one among them.
         generator: of the random ones.
-        before: the highest climb in a smaller ball; its peak's memory is used if that is higher.
 
     Raises:
         NotFiniteError: the loss at the ascent's own start is not finite.
     """
     highest = ways.first()
-    rises, evaluations, finite = [highest.rise], highest.steps + 1, highest.finite
-    if ways.rough is not None and highest.stopped != "converged":
+    evaluations, finite = highest.steps + 1, highest.finite
+    rough = ways.rough is not None and highest.stopped != "converged"
+    if rough:
+        assert ways.rough is not None
         found = ways.rough()
-        rises.append(found.rise)
         evaluations, finite = evaluations + found.steps + 1, finite and found.finite
         if found.rise > highest.rise:
             highest = found
         del found
+    rises = [highest.rise]
     for number in range(1, starts):
         opposite = number == 1 and space.norm(highest.u) > 0
         ends.append(highest.u.clone().mul_(-1.0) if opposite else _on_sphere(space, rho, generator))
@@ -103,12 +104,7 @@ def peaks(
         if found.rise > highest.rise:
             highest = found
         del found
-    if before is not None and before.rise > highest.rise:
-        ends.append(before.u)
-        highest = ways.further()
-        rises.append(highest.rise)
-        evaluations, finite = evaluations + highest.steps + 1, finite and highest.finite
-    return Peaks(replace(highest, finite=finite), tuple(rises), evaluations)
+    return Peaks(replace(highest, finite=finite), tuple(rises), evaluations, rough)
 
 
 def _on_sphere(space: Space, rho: float, generator: torch.Generator) -> Tangent:
@@ -118,22 +114,37 @@ def _on_sphere(space: Space, rho: float, generator: torch.Generator) -> Tangent:
 
 
 def higher(rises: tuple[float, ...]) -> float:
-    """How much higher, relatively, the highest peak is than the first one found; 0 where they are alike."""
+    """How much higher, relatively, the highest peak is than that of the first start; 0 where they are alike."""
     if not rises or max(rises) <= (1 + ALIKE) * rises[0]:
         return 0.0
     return max(rises) / rises[0] - 1 if rises[0] > 0 else math.inf
 
 
-def told(scores: Mapping[float, Iterable[BatchScore]]) -> list[str]:
-    """What is to know where another climb found more than the first; ``scores`` are those of all batches by radius."""
+def told(scores: Mapping[float, Sequence[BatchScore]]) -> list[str]:
+    """What is to know of the peaks; ``scores`` are those of all batches by radius.
+
+    Where another start found more than the first, and where a ball holds less than a smaller one, which lies inside.
+    """
     notes = []
     for rho, batches in sorted(scores.items()):
         found = [higher(batch.rises) for batch in batches]
         missed = [share for share in found if share]
         if missed:
-            most = f"{max(missed):.0%}" if max(missed) < 10 else "more than ten times"
             notes.append(
-                f"rho {rho:g}: in {len(missed)} of {len(found)} batches another search found more than the first, by "
-                f"up to {most}: the loss has several peaks in the ball, and there may be higher ones"
+                f"rho {rho:g}: in {len(missed)} of {len(found)} batches another start found more than the first, by "
+                f"{_by(max(missed))}: the loss has several peaks in the ball, and there may be higher ones"
+            )
+    for (small, before), (rho, batches) in pairwise(sorted(scores.items())):
+        pairs = [(a.value, b.value) for a, b in zip(before, batches, strict=True) if b.stopped != "lost"]
+        missed = [share for a, b in pairs if (share := higher((b, a)))]
+        if missed:
+            notes.append(
+                f"rho {rho:g}: in {len(missed)} of {len(batches)} batches rho {small:g} found more, by "
+                f"{_by(max(missed))}, though that ball lies inside this one: the loss has several peaks, of which more "
+                "starts find more"
             )
     return notes
+
+
+def _by(share: float) -> str:
+    return f"up to {share:.0%}" if share < 10 else "more than ten times"

@@ -68,7 +68,8 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
 
 def versions() -> list[tuple[str, str | None]]:
     """Of what finds depend on: this package's code, and the libraries whose code is known by its version."""
-    return [("hf-geosharp", of_package(PACKAGE)), *((name, _version(name)) for name in LIBRARIES)]
+    code = ("code of hf-geosharp", of_package(PACKAGE))
+    return [code, *((name, _version(name)) for name in ("hf-geosharp", *LIBRARIES))]
 
 
 @lru_cache

@@ -48,7 +48,7 @@ with gr.Blocks(title="Geodesic sharpness") as page:
         gr.Number(0, label="Radius; 0 for the metric's default"),
         gr.Number(128, precision=0, label="Samples"),
         gr.Number(64, precision=0, label="Samples per ball"),
-        gr.Number(10, precision=0, label="Maximum number of ascent steps"),
+        gr.Number(10, precision=0, label="Ascent steps"),
     ]
     button = gr.Button("Measure")
     results = [gr.Number(label="Geodesic sharpness, in units of the loss"), gr.JSON(label="Full result")]

@@ -37,7 +37,7 @@ def test_value_interval_settings_and_versions() -> None:
     assert "inv, geodesic second, worst case" in text
     assert "32 pairs, 2,048 dimensions divided out" in text
     assert "256 in batches of 128, seed 0" in text
-    assert "20 steps, apgd; converged in 1 of 2 batches" in text
+    assert "20 steps of Auto-PGD; converged in 1 of 2 batches" in text
     assert "Taken with hf-geosharp 0.1.0, torch 2.13.0." in text
     assert "no certificate of generalization" in text
     assert "| 0.03 | 0.00400000 | 0.001 to 0.007 |" in text
@@ -89,7 +89,7 @@ def test_a_length_that_was_chosen_is_in_the_command() -> None:
 def test_several_starts_are_told_and_taken_again() -> None:
     result = make_result(starts=3, ascent="secant")
     assert arguments(recipe(result, MODEL))["starts"] == 3
-    assert "by a secant ascent of at most 20 steps from each of 3 starts" in section.render(result, MODEL)
+    assert "by at most 20 steps of the secant ascent, from each of 3 starts" in section.render(result, MODEL)
     assert entry.entry(entry.plain(result))["metrics"][0]["args"]["starts"] == 3
     assert "starts" not in entry.entry(entry.plain(make_result()))["metrics"][0]["args"]
 
@@ -97,8 +97,8 @@ def test_several_starts_are_told_and_taken_again() -> None:
 @pytest.mark.parametrize(
     ("ascent", "words"),
     [
-        ("auto", "by a secant ascent, with Auto-PGD in balls where that does not converge (a lower bound"),
-        ("secant", "by a secant ascent of at most 20 steps"),
+        ("auto", "by at most 13 steps of the secant ascent, and 60 of Auto-PGD in rough balls (a lower bound"),
+        ("secant", "by at most 20 steps of the secant ascent"),
         ("apgd", "by 20 steps of Auto-PGD"),
     ],
 )

@@ -404,6 +404,5 @@ def test_choices_are_those_of_the_package() -> None:
     assert choices.GEODESICS == ORDERS
     assert set(choices.SYMMETRIES) == set(PRESETS)
     assert ("auto", *CLIMBS) == choices.ASCENTS
-    assert set(choices.SEARCHES) == {*choices.ASCENTS, "none"}
     assert set(options.BASELINES) <= set(choices.BASELINES)
     assert options.TIMEOUT == TIMEOUT

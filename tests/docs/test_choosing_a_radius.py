@@ -64,7 +64,7 @@ def test_what_a_second_start_finds_is_as_stated() -> None:
         )  # fmt: skip
         # Which peak a batch ends on may depend on the machine's rounding.
         assert result.geodesic_sharpness == pytest.approx(float(value), rel=0.02)
-    assert any("another search found more than the first" in text for text in result.warnings)
+    assert any("another start found more than the first" in text for text in result.warnings)
 
 
 @pytest.mark.slow

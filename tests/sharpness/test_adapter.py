@@ -121,6 +121,7 @@ def test_a_base_in_half_precision_stays_so_while_it_is_scored(narrow: str) -> No
         assert all(dtype == (torch.float32 if n in names else torch.bfloat16) for n, dtype in dtypes.items())
     assert identical(model, before)
     assert any("bfloat16" in warning for warning in result.warnings)
+    assert result.ascent == "secant"  # whose steps rounding does not make rough
 
 
 def test_the_state_of_a_score_is_that_of_the_adapter() -> None:

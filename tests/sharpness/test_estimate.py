@@ -148,8 +148,17 @@ def test_progress_ends_where_it_said_it_would() -> None:
     assert {p.stage for p in told} >= {"score", "reproducibility", "baseline"}
     assert [p.done for p in told] == sorted(p.done for p in told)
     assert len({p.total for p in told}) == 1
-    # A step is told before the evaluation after it; the last one is not told any more.
-    assert told[-1].total - told[-1].done <= 1
+    assert told[-1].total == told[-1].done
+
+
+def test_progress_tells_the_steps_of_each_climb_and_ends_where_none_was_rough() -> None:
+    told: list[Progress] = []
+    score(bert(), bert_batches(2), rho=(1.0, 0.1), reproducibility=False, progress=told.append)
+    assert {p.steps for p in told if p.rho == 0.1} == {13}
+    assert {p.steps for p in told if p.rho == 1.0} == {13, 60}
+    assert all(p.step <= p.steps for p in told)
+    assert [p.done for p in told] == sorted(p.done for p in told)
+    assert told[-1].total == told[-1].done
 
 
 # ------------------------------------------------------------------------------------------------------------ losses
@@ -464,7 +473,7 @@ def test_the_keys_of_a_result_are_stable(rich: SharpnessResult) -> None:
     ]  # fmt: skip
     data = rich.to_dict()
     assert list(data["per_batch"][0]) == [
-        "index", "base_loss", "value", "steps", "converged", "passes", "stopped", "rises",
+        "index", "base_loss", "value", "steps", "converged", "passes", "stopped", "rises", "rough",
     ]  # fmt: skip
     assert list(data["reproducible"]) == ["ok", "spread", "how"]
     assert list(data["passes"]) == ["forwards", "backwards"]

@@ -63,7 +63,7 @@ def test_another_function_is_not_scored(batches: list[dict[str, Tensor]]) -> Non
     model = LeavesOut().double()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     with pytest.raises(
-        ModelError, match=rf"batch {len(batches) - 1}: its loss is .*once symmetries are folded.*'paper'"
+        ModelError, match=rf"batch {len(batches) - 1}: its loss is .*once symmetries are divided out.*'paper'"
     ):
         quick(model, batches)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -107,6 +107,45 @@ def nothing() -> Any:
     return nullcontext()
 
 
+class Clips(nn.Module):
+    """Attention without biases, whose values are clipped, as for half precision: no symmetry where they are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24, bias=False) for _ in range(4))
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> SimpleNamespace:
+        q, k, v = (part(x).unflatten(-1, (4, 6)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = torch.softmax(q @ k.mT / 6**0.5, dim=-1) @ v.clamp(-20, 20)
+        y = self.head(x + self.o(mixed.transpose(1, 2).flatten(2)))
+        return SimpleNamespace(loss=(y / (1 + y.abs())).square().mean())
+
+
+def of_size(size: float, seed: int) -> dict[str, Tensor]:
+    x = torch.randn(4, 7, 24, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return {"x": size * x}
+
+
+@pytest.mark.parametrize("order", [(1.0, 30.0), (30.0, 1.0), (1.0, 1.0, 30.0)])
+def test_pairs_that_do_not_hold_on_the_last_batch_are_dropped(order: tuple[float, ...]) -> None:
+    batches = [of_size(size, seed) for seed, size in enumerate(order)]
+    model = Clips().double()
+    result = quick(model, batches)
+    assert result.pairs.by_kind == {"qk GL(6)": 4}
+    with torch.no_grad():
+        stored = [float(model(batch["x"]).loss) for batch in batches]
+    assert [batch.base_loss for batch in result.per_batch] == pytest.approx(stored, rel=1e-9)
+
+
+def test_pairs_that_do_not_hold_on_another_batch_are_an_error() -> None:
+    """Its loss would be that of another function; without a fold, too, and where moving the pairs excuses itself."""
+    batches = [of_size(1.0, 0), of_size(30.0, 1), of_size(1.0, 2)]
+    with pytest.raises(ModelError, match=r"batch 1: its loss is .*divided out.*vo: outputs move by .* without this"):
+        quick(Clips().double(), batches)
+
+
 class RoundsInside(LeavesOut):
     """The same without a word that is left out, and with attention in half precision."""
 
@@ -121,13 +160,13 @@ class RoundsInside(LeavesOut):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_rounding_inside_a_model_is_no_other_function(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = []
-    real = BasePoint.check_folds
+    real = BasePoint.check_function
 
     def counted(self: BasePoint, *arguments: Any) -> None:
         looked.append(len(arguments))
         real(self, *arguments)
 
-    monkeypatch.setattr(BasePoint, "check_folds", counted)
+    monkeypatch.setattr(BasePoint, "check_function", counted)
     model, batches = RoundsInside(), [words(seed=seed) for seed in range(8)]
     result = quick(model, batches, dtype=dtype)
     assert set(result.pairs.folded) == {"key_bias", "value_bias"}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp import SharpnessResult, score
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
@@ -278,8 +278,8 @@ def _lines(folder: Path) -> list[str]:
     [
         ({"per": "block"}, "per is 'block'; it is one of layer, head, kind"),
         ({"per": "head", "metric": "adaptive"}, "the metric adaptive does not distinguish heads: use inv or mix"),
-        ({"per": "layer", "average": True}, "per, profile and starts are available only for the worst case"),
-        ({"profile": True, "average": True}, "per, profile and starts are available only for the worst case"),
+        ({"per": "layer", "average": True}, "per, profile, starts and ascent are available only for the worst case"),
+        ({"profile": True, "average": True}, "per, profile, starts and ascent are available only for the worst case"),
         ({"average": True, "steps": 3}, "steps is 3: .* an even number is needed"),
         ({"params": "adapter"}, "params is 'adapter'; it is one of all, lora"),
     ],
@@ -305,3 +305,20 @@ def test_heads_of_a_model_without_attention_are_refused_before_anything_is_run()
     with pytest.raises(UsageError, match="no attention heads were found"):
         score(Plain(), [batch], per="head", progress=told.append, **SHORT)
     assert {state.stage for state in told} == {"verify"}
+
+
+@pytest.mark.parametrize("options", [{"per": "head"}, {"damping": 0.01}])
+def test_baselines_come_with_what_they_do_not_know(options: dict[str, Any]) -> None:
+    """A baseline has no heads and nothing to damp; the score beside it has."""
+    plain = score(bert(), bert_batches(1), steps=2, rho=0.1, baselines=["adaptive"], reproducibility=False)
+    found = score(bert(), bert_batches(1), steps=2, rho=0.1, baselines=["adaptive"], reproducibility=False, **options)
+    assert found.baselines == plain.baselines
+    assert bool(found.per) == ("per" in options)
+
+
+def test_without_pairs_nothing_is_damped() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    batch = {"input": torch.eye(3)}
+    with pytest.warns(GeosharpWarning, match="no attention symmetry was found"):
+        result = score(model, [batch], damping=0.01, steps=2, loss=lambda y, _: y.square().mean(1))
+    assert (result.metric, result.damping) == ("adaptive", 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +17,11 @@ from hf_geosharp import SharpnessResult, find_symmetries, score
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.space import Tangent, Vector
 from hf_geosharp.sharpness.ascent import Climb, NotFiniteError, Wanted, auto_pgd
+from hf_geosharp.sharpness.choices import MORE, PATIENCE
+from hf_geosharp.sharpness.choices import search as in_words
 from hf_geosharp.sharpness.result import BatchScore
 from hf_geosharp.sharpness.secant import secant
-from hf_geosharp.sharpness.settings import MORE, PATIENCE, Settings
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.starts import Peaks, Ways, higher, peaks, told
 from tests.sharpness.test_ascent import Counted, plain_space
 from tests.sharpness.tiny import bert, bert_batches
@@ -26,7 +29,7 @@ from tests.sharpness.tiny import bert, bert_batches
 SPACE = plain_space(3, 2)
 
 
-def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0, before: Climb | None = None) -> Peaks:
+def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0) -> Peaks:
     ends: list[Tangent] = []
     given: list[tuple[float, Tangent]] = []
 
@@ -35,9 +38,7 @@ def search(evaluate: Counted, starts: int, *, rho: float = 1.0, seed: int = 0, b
         base = None if start is None else float(evaluate.f(torch.zeros(5, dtype=torch.float64)))
         return secant(SPACE, evaluate, rho, 20, start=start, given=given.pop() if given else None, base=base)
 
-    return peaks(
-        Ways(ascend, ascend), ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed), before
-    )
+    return peaks(Ways(ascend, ascend), ends, given, evaluate, SPACE, rho, starts, torch.Generator().manual_seed(seed))
 
 
 def lopsided(u: Tensor) -> Tensor:
@@ -152,8 +153,8 @@ def test_where_the_first_climb_does_not_settle_another_ascent_climbs_from_the_ba
     evaluate, reference = Counted(lopsided), auto_pgd(SPACE, Counted(lopsided), 1.0, 60)
     found = rough_search(evaluate, 1)
     first = secant(SPACE, Counted(lopsided), 1.0, 1)
-    assert found.rises == (first.rise, reference.rise)
-    assert found.highest.rise == max(found.rises)
+    assert found.rises == (max(first.rise, reference.rise),)
+    assert found.rough
     assert found.evaluations == len(evaluate.points) == 2 + 61
     assert torch.equal(evaluate.points[2], torch.zeros(5, dtype=torch.float64))
 
@@ -178,38 +179,29 @@ def test_meanwhile_only_the_first_peak_is_kept() -> None:
     assert most_alive(lambda evaluate: rough_search(evaluate, 2)) == alone + 2  # the space has two parts
 
 
-def test_where_a_smaller_ball_has_a_higher_peak_a_climb_goes_on_from_there() -> None:
-    evaluate = Counted(lopsided)
-    there = Tangent(torch.tensor([-0.8, 0, 0, 0, 0], dtype=torch.float64).split([3, 2]))
-    before = secant(SPACE, evaluate, 0.9, 20, start=there, base=0.0)
-    peak = before.u.flat()
-    alone = search(Counted(lopsided), 1)
-    assert before.rise > alone.highest.rise
-    evaluate.points.clear()
-    found = search(evaluate, 1, before=before)
-    assert found.rises == (alone.rises[0], found.highest.rise)
-    assert found.highest.rise == pytest.approx(1.4, rel=1e-3)
-    assert torch.equal(evaluate.points[alone.evaluations], peak)
-    assert found.evaluations == len(evaluate.points)
-
-
-def test_a_lower_peak_of_a_smaller_ball_is_no_start() -> None:
-    before = secant(SPACE, Counted(lopsided), 0.9, 20)
-    assert search(Counted(lopsided), 1, before=before).rises == search(Counted(lopsided), 1).rises
-
-
 def test_where_it_settles_there_is_no_other() -> None:
     evaluate = Counted(lopsided)
     found = rough_search(evaluate, 20)
     assert found.highest.stopped == "converged"
-    assert len(found.rises) == 1
+    assert not found.rough
     assert found.evaluations == len(evaluate.points)
+
+
+def test_where_it_finds_less_the_first_climb_counts() -> None:
+    """That did not settle on the highest peak, which Auto-PGD with one step does not reach."""
+    ends: list[Tangent] = []
+    first = partial(secant, SPACE, Counted(lopsided), 1.0, 2)
+    weak = partial(auto_pgd, SPACE, Counted(lopsided), 0.1, 1)
+    found = peaks(Ways(first, first, weak), ends, [], Counted(lopsided), SPACE, 1.0, 1, torch.Generator())
+    assert found.rough
+    assert found.rises == (first().rise,)
+    assert weak().rise < first().rise
 
 
 def test_further_starts_come_after_it_and_lie_opposite_the_higher_of_both() -> None:
     evaluate = Counted(lopsided)
     found = rough_search(evaluate, 1, starts=3)
-    assert len(found.rises) == 4
+    assert len(found.rises) == 3
     assert torch.allclose(evaluate.points[63], -rough_search(Counted(lopsided), 1).highest.u.flat())
     assert found.evaluations == len(evaluate.points)
 
@@ -227,7 +219,6 @@ def test_a_ball_is_rough_only_if_the_ascent_had_the_time_to_settle() -> None:
 def test_evaluations_are_counted_for_all_climbs() -> None:
     assert Settings(ascent="secant", starts=3).evaluations == 3 * 21
     assert Settings(starts=3).evaluations == PATIENCE + 1 + 3 * 20 + 1 + 2 * 21
-    assert (Settings().most_steps, Settings(ascent="apgd").most_steps) == (60, 20)
     assert Settings(average=True, steps=10).evaluations == 11
 
 
@@ -236,10 +227,13 @@ def test_a_score_is_that_of_the_higher_climb_and_tells_both() -> None:
     auto, apgd = take(steps=20), take(ascent="apgd", steps=60)
     secant_alone = take(ascent="secant", steps=PATIENCE)
     for batch, reference, first in zip(auto.per_batch, apgd.per_batch, secant_alone.per_batch, strict=True):
-        assert batch.rises == pytest.approx((first.value, reference.value), rel=1e-9)
-        assert batch.value == max(batch.rises)
+        assert batch.rough
+        assert batch.value == pytest.approx(max(first.value, reference.value), rel=1e-9)
+        assert batch.rises == ()
         assert batch.passes == PATIENCE + 1 + 61
-    assert any("another search found more than the first" in text for text in auto.warnings)
+    assert auto.converged == f"converged in {sum(b.converged for b in auto.per_batch)} of 3 batches, 3 rough"
+    assert SharpnessResult.from_dict(auto.to_dict()) == auto
+    assert not auto.warnings  # a climb that did not settle is no peak of its own
     assert auto.passes.forwards == sum(batch.passes or 0 for batch in auto.per_batch)
 
 
@@ -249,7 +243,7 @@ def test_in_rough_balls_the_score_of_moved_weights_is_the_same() -> None:
     symmetries.apply(moved, symmetries.random_element(1, condition=10.0))
     result = score(moved, bert_batches(3), rho=1.0, reproducibility=False, dtype="float64")
     here = take(steps=20)
-    assert all(len(batch.rises) == 2 for batch in here.per_batch)
+    assert all(batch.rough for batch in here.per_batch)
     assert result.geodesic_sharpness == pytest.approx(here.geodesic_sharpness, rel=1e-6)
 
 
@@ -272,11 +266,29 @@ def test_it_is_told_at_which_radius_and_in_how_many_batches() -> None:
     def batch(index: int, *rises: float) -> BatchScore:
         return BatchScore(index, 1.0, max(rises), 3, True, 4, "converged", rises)
 
-    scores = {0.3: [batch(0, 1.0, 1.74), batch(1, 1.0, 1.0)], 0.1: [batch(0, 1.0, 0.0), batch(1, 2.0, 2.0)]}
+    scores = {0.3: [batch(0, 1.0, 1.74), batch(1, 1.0, 1.0)], 0.1: [batch(0, 1.0, 0.0), batch(1, 1.0, 1.0)]}
     (note,) = told(scores)
-    assert note.startswith("rho 0.3: in 1 of 2 batches another search found more than the first, by up to 74%")
+    assert note.startswith("rho 0.3: in 1 of 2 batches another start found more than the first, by up to 74%")
     (note,) = told({0.3: [batch(0, 0.0, 1.0)]})
     assert "more than ten times" in note
+
+
+def test_where_a_smaller_ball_holds_more_it_is_told() -> None:
+    def batches(*values: float) -> list[BatchScore]:
+        return [BatchScore(i, 1.0, v, 3, True, 4, "converged") for i, v in enumerate(values)]
+
+    (note,) = told({0.3: batches(1.0, 2.0), 0.1: batches(1.25, 2.0), 1.0: batches(1.0, 3.0)})
+    assert note.startswith("rho 0.3: in 1 of 2 batches rho 0.1 found more, by up to 25%")
+    lost = [replace(batch, value=0.0, stopped="lost") for batch in batches(1.0, 2.0)]
+    assert not told({0.1: batches(1.0, 2.0), 0.3: lost})
+
+
+def test_the_search_in_words() -> None:
+    assert in_words("auto", 20) == "at most 13 steps of the secant ascent, and 60 of Auto-PGD in rough balls"
+    assert in_words("auto", 10) == in_words("secant", 10) == "at most 10 steps of the secant ascent"
+    assert in_words("apgd", 1) == "1 step of Auto-PGD"
+    assert in_words("secant", 20, 3) == "at most 20 steps of the secant ascent, from each of 3 starts"
+    assert in_words("of another version", 7) == "of another version, 7 steps"
 
 
 # --------------------------------------------------------------------------------------------------------- in a score
@@ -328,7 +340,7 @@ def test_a_journal_of_other_starts_is_refused(tmp_path: Any) -> None:
 
 
 def test_the_average_case_has_none_and_there_is_at_least_one() -> None:
-    with pytest.raises(UsageError, match="starts are available only for the worst case"):
+    with pytest.raises(UsageError, match="starts and ascent are available only for the worst case"):
         take(starts=2, average=True)
     with pytest.raises(UsageError, match="starts is 0; at least 1"):
         take(starts=0)

@@ -57,7 +57,7 @@ def test_the_second_model_of_an_architecture_is_not_searched(folder: Path, searc
 
 def test_a_find_is_for_one_state_of_the_code(tmp_path: Path) -> None:
     """Between two releases a version says nothing."""
-    assert cache.versions()[0] == ("hf-geosharp", cache.of_package(cache.PACKAGE))
+    assert cache.versions()[0] == ("code of hf-geosharp", cache.of_package(cache.PACKAGE))
     digests = []
     for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("deeper/b.py", ""), ("notes.txt", "unread")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
