@@ -79,20 +79,13 @@ def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert names["result"].rho == 0.1
 
 
-@pytest.mark.slow
-def test_what_smaller_radii_change_is_as_stated() -> None:
+def test_smaller_radii_change_nothing() -> None:
+    assert "the same, to the last bit, whichever other radii you ask for" in " ".join(PAGE.split())
     alone, after = (
-        score_pretrained("demo:digits-vit", batch_size=64, rho=rho, device="cpu") for rho in (0.1, (0.1, 0.03, 0.01))
+        score_pretrained("demo:digits-vit", samples=256, batch_size=64, rho=rho, device="cpu")
+        for rho in (0.1, (0.1, 0.03, 0.01))
     )
-    worst = max(abs(b.value / a.value - 1) for a, b in zip(alone.per_batch, after.per_batch, strict=True))
-    text = " ".join(PAGE.split())
-    stated = re.search(r"gives ([\d.]+), with .* it is ([\d.]+), and single batches differ by up to (\d+) %", text)
-    assert stated is not None
-    first, second, percent = map(float, stated.groups())
-    # Which peak a batch ends on may depend on the machine's rounding.
-    assert alone.geodesic_sharpness == pytest.approx(first, rel=0.02)
-    assert after.geodesic_sharpness == pytest.approx(second, rel=0.02)
-    assert 0.01 < worst <= 2 * percent / 100
+    assert alone.per_batch == after.per_batch
 
 
 def test_the_commands_parse() -> None:
