@@ -79,7 +79,9 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "samples", Text(_samples(result))
     yield "base loss", Text(f"{_number(result.base_loss)} {result.unit}")
     yield "rho", Text(f"{result.rho:g}")
-    yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {_search(result)}")
+    yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {result.mode} case, seed {result.seed}")
+    if result.mode == "worst":
+        yield "search", Text(f"{search(result.ascent, result.steps, result.starts)}; {result.converged}")
     if result.params != "all":
         yield "perturbed", Text(f"the adapter alone ({result.params})")
     yield "symmetries", _symmetries(result)
@@ -93,13 +95,6 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
 def _samples(result: SharpnessResult) -> str:
     count = len(result.per_batch)
     return f"{result.samples} in {count} {_plural('batch', 'batches', count)} of {result.batch_size}"
-
-
-def _search(result: SharpnessResult) -> str:
-    if result.mode != "worst":
-        return f"{result.mode} case, seed {result.seed}"
-    how = search(result.ascent, result.steps, result.starts)
-    return f"{result.mode} case, {how} ({result.converged}), seed {result.seed}"
 
 
 def _symmetries(result: SharpnessResult) -> Text:
