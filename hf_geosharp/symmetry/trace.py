@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_geosharp.evaluating import evaluating
+from hf_geosharp.evaluating import evaluating, no_fast_path
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.recorded import Call, detached
@@ -505,7 +505,7 @@ def _trace(model: nn.Module, batch: Mapping[str, Any], seed: int) -> Trace:
     cutter = _Cutter(result, names, seed)
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with differentiable(model), _scoped(model, cutter, result), _no_fast_path(), torch.enable_grad(), cutter:
+    with differentiable(model), _scoped(model, cutter, result), no_fast_path(), torch.enable_grad(), cutter:
         outputs = call(model, batch)
     # What the model returns is read by whoever called it.
     result.bypassed |= {norm for t in output_tensors(outputs) if (norm := result.norm_of(t)) is not None}
@@ -561,14 +561,3 @@ def _scoped(model: nn.Module, cutter: _Cutter, result: Trace) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """The fused inference path of ``nn.MultiheadAttention`` would hide what it computes."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
