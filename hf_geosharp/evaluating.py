@@ -14,14 +14,19 @@ if TYPE_CHECKING:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, in the code that it has gradients in.
 
-    Afterwards every module is in its own mode again.
+    Afterwards every module is in its own mode again, and what passes have left in plain attributes is gone.
     """
+    from hf_geosharp.carried import Carried
+
     modes = [(module, module.training) for module in model.modules()]
+    carried = Carried(model)
     try:
         with no_fast_path():
             model.eval()
             yield
     finally:
+        # A module's own train() may have touched them.
+        carried.put_back(whole=True)
         for module, mode in modes:
             module.training = mode
 

@@ -6,12 +6,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from hf_geosharp.carried import emptied
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import borrow
@@ -20,7 +22,7 @@ from hf_geosharp.sharpness.jobs import Ledger
 from hf_geosharp.sharpness.journal import Journal, write_result
 from hf_geosharp.sharpness.memory import checkpointed
 from hf_geosharp.sharpness.notes import Notes
-from hf_geosharp.sharpness.objective import Loss
+from hf_geosharp.sharpness.objective import Loss, few_outputs
 from hf_geosharp.sharpness.parts import Batch, Weight, samples
 from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress, Track
@@ -83,9 +85,16 @@ def estimate(
     total = each * len(settings.radii) * (len(batches) + settings.reruns)
     total += each * len(batches) * len(settings.baselines)
     world = world or World()
-    with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed:
+    with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed, ExitStack() as stack:
         shards = borrowed.shards
-        if shards is not None:
+        if shards is None:
+            # What the user's own passes have cached would hide the parameters that it was computed from.
+            for odd in stack.enter_context(emptied(model, partial(few_outputs, model, batches[0]))):
+                notes.warn(
+                    f"{odd} holds tensors that a forward pass would compute anew, but with other outputs: they are "
+                    "left as they are, and what they were computed from is not perturbed through them"
+                )
+        else:
             _check_sharded(shards, world, settings)
         # Of a sharded model all ranks run every pass together.
         whole = settings.shard == "samples" or shards is not None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.carried import Carried
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.randomness import same_random_numbers
@@ -21,6 +22,7 @@ from hf_geosharp.sharpness.parts import (
     Weight,
     agree,
     by_each_reading,
+    excerpt,
     other_cut,
     picked,
     proved_reading,
@@ -30,7 +32,7 @@ from hf_geosharp.sharpness.parts import (
     uncut,
 )
 from hf_geosharp.sharpness.shards import Shards
-from hf_geosharp.symmetry.inputs import call
+from hf_geosharp.symmetry.inputs import call, output_tensors
 
 Loss = Callable[[Any, Batch], Tensor]
 """(outputs, batch) -> losses of the samples (or tokens), or their mean."""
@@ -124,6 +126,7 @@ class Objective:
         device = next(model.parameters()).device
         self.batch = _moved(own, device)
         self._samples = stop - start
+        self._carried = Carried(model)
         self.forwards = self.backwards = 0
         self.without: set[int] = set()
         """Identities of the parameters that had no gradient after the last backward pass, of this rank's samples."""
@@ -269,6 +272,12 @@ class Objective:
             ModelError: the model returns no loss, or one that does not depend on its parameters; out of memory, if need
                 be with a single sample at a time.
         """
+        try:
+            return self._evaluated(gradient)
+        finally:
+            self._carried.put_back()
+
+    def _evaluated(self, gradient: Wanted) -> float:
         losses: list[float] = []
         graphs: list[Tensor] = []
         forward = partial(self._own_part, bool(gradient), losses, graphs)
@@ -311,10 +320,14 @@ class Objective:
         def run() -> None:
             with torch.no_grad():
                 for piece, _ in self._pieces():
+                    self._carried.put_back()
                     call(self.model, piece)
 
-        while not self._fits(run):
-            pass
+        try:
+            while not self._fits(run):
+                pass
+        finally:
+            self._carried.put_back()
 
     def _own_part(self, gradient: bool, losses: list[float], graphs: list[Tensor]) -> None:
         """The losses of this rank's pieces, and their gradients.
@@ -346,6 +359,8 @@ class Objective:
                     scaled.backward()
 
     def _mean_loss(self, piece: Batch, *, compiled: bool = True) -> Tensor:
+        # What a pass has left was computed at other weights, and a backward pass has freed its graph.
+        self._carried.put_back()
         loss: Any = self.loss(call(self.model, piece, self._run if compiled else None), piece)
         if not isinstance(loss, Tensor):
             raise ModelError(
@@ -390,6 +405,14 @@ class Objective:
                 p.grad = torch.zeros_like(p)
             found.append(p.grad)
         return found
+
+
+def few_outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
+    """What a model answers to a few samples of a batch, always with the same random numbers."""
+    few = _moved(excerpt(batch, 0, max(1, min(2, samples(batch) // 2))), next(model.parameters()).device)
+    same_random_numbers()
+    with torch.no_grad():
+        return output_tensors(call(model, few))
 
 
 def _moved(batch: Batch, device: torch.device) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from hf_geosharp.carried import emptied
 from hf_geosharp.errors import GeosharpWarning, UsageError, first_line
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
@@ -25,7 +26,7 @@ from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
-from hf_geosharp.symmetry.inputs import call, synthetic
+from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.layouts import Layout, declared, registered
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.means import means
@@ -95,7 +96,12 @@ def find_symmetries(
         weights = dict(model.named_parameters(remove_duplicate=False))
         folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
         return replace(known, folds=folds).supported()
-    with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn():
+
+    def run() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return output_tensors(call(model, inputs))
+
+    with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn(), emptied(model, run):
         try:
             found = _find(model, inputs, PRESETS[preset], layouts, alive)
         except (CheckpointError, NotImplementedError) as error:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hf_geosharp.carried import Carried
 from hf_geosharp.errors import first_line
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import narrow
@@ -112,6 +113,7 @@ class LocalTwin:
         self._module = copy.deepcopy(module, instead).double().eval()
         if self.cuts:
             narrow.told(module, self._module, self.cuts, names)
+        self._carried = Carried(self._module)
 
     def replay(self, recorded: Call) -> None:
         """From now on it is run on this call."""
@@ -124,6 +126,8 @@ class LocalTwin:
         """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
         args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
+        # What the last run has left in plain attributes was computed from other weights.
+        self._carried.put_back()
         with torch.no_grad(), Widened(), double_by_default(), the_same_drawn():
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         return output_tensors(outputs)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.carried import Carried, emptied
 from hf_geosharp.evaluating import evaluating
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.base import Symmetry
@@ -208,6 +209,7 @@ class _Trial:
         self.double = all(p.dtype == torch.float64 for p in self.named.values() if p.is_floating_point())
         self.wide = next(model.parameters()).dtype == torch.float64
         self.base: list[list[Tensor]] = []
+        self._carried = Carried(model)
 
     def outputs(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
         """What the model answers to each batch."""
@@ -219,7 +221,12 @@ class _Trial:
                 # What a model in double precision casts to single inside would hide small differences, or make them.
                 stack.enter_context(Widened())
                 stack.enter_context(double_by_default())
-            return [[t.detach().clone() for t in output_tensors(call(self.model, b))] for b in batches]
+            return [self._answer(b) for b in batches]
+
+    def _answer(self, batch: Mapping[str, Any]) -> list[Tensor]:
+        # What the last pass has left in plain attributes was computed from other weights.
+        self._carried.put_back()
+        return [t.detach().clone() for t in output_tensors(call(self.model, batch))]
 
     def moved(self, names: Sequence[str], act: _Act, *, short: bool = False) -> float:
         """Relative change of the outputs when each of these is acted on; ``short``: on the shortest batch alone."""
@@ -326,8 +333,13 @@ def _trial(
     model: nn.Module, symmetries: SymmetryMap, batches: Sequence[Mapping[str, Any]], element: Element, spread: Spread
 ) -> Iterator[_Trial]:
     """A trial on a model in evaluation mode, which is put back whatever happens."""
-    trial = _Trial(model, symmetries, batches, element, spread)
-    with evaluating(model):
+
+    def run() -> list[Tensor]:
+        with torch.no_grad(), the_same_drawn():
+            return output_tensors(call(model, batches[0]))
+
+    with evaluating(model), emptied(model, run):
+        trial = _Trial(model, symmetries, batches, element, spread)
         try:
             try:
                 trial.base = trial.outputs(batches)

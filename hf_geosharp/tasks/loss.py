@@ -51,6 +51,7 @@ def attach_model_targets(
     """
     import torch
 
+    from hf_geosharp.carried import Carried
     from hf_geosharp.randomness import same_random_numbers
     from hf_geosharp.sharpness.borrow import borrow
     from hf_geosharp.sharpness.precision import full_float32
@@ -61,7 +62,9 @@ def attach_model_targets(
     device = next(model.parameters()).device
     attached = []
     with full_float32(), borrow(model, dtype, movable(model, params)), torch.no_grad():
+        carried = Carried(model)
         for batch in batches:
+            carried.put_back()
             kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
             same_random_numbers()
             logits = _logits(call(model, {key: value.to(device) for key, value in kept.items()})).detach().cpu()
