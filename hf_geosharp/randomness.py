@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-States = tuple[Tensor, list[Tensor]]
-"""Of the CPU, and of each CUDA device that is in use."""
+States = tuple[Tensor, list[Tensor], Any, Any]
+"""Torch's on the CPU and on each CUDA device that is in use, Python's and NumPy's."""
 
 
 def random_states() -> States:
     """What they are now."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()
 
 
 def set_random_states(states: States) -> None:
@@ -23,6 +26,8 @@ def set_random_states(states: States) -> None:
     torch.set_rng_state(states[0])
     if states[1]:
         torch.cuda.set_rng_state_all(states[1])
+    random.setstate(states[2])
+    np.random.set_state(states[3])
 
 
 def same_random_numbers() -> None:
@@ -30,6 +35,8 @@ def same_random_numbers() -> None:
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
+    random.seed(0)
+    np.random.seed(0)
 
 
 @contextmanager

@@ -108,8 +108,9 @@ def borrow(
 
     Half-precision parameters become float32 meanwhile (a perturbation is smaller than their spacing); ``dtype``
     float64 widens everything. Where ``only`` names the parameters that may move, all others stay as they are stored,
-    and take no gradients. Hooks on gradients are taken off: they would change them, or act on them. On leaving,
-    weights, buffers, gradients, ``requires_grad``, hooks, train/eval modes and random states are as they were.
+    and take no gradients. Hooks on gradients are taken off: they would change them, or act on them; embeddings give the
+    gradient of the loss itself, neither ``sparse`` nor with ``scale_grad_by_freq``. On leaving, weights, buffers, plain
+    attributes, gradients, ``requires_grad``, hooks, train/eval modes and random states are as they were.
 
     Raises:
         UnsupportedModelError, ModelError, UsageError: as :func:`check`.
@@ -135,6 +136,8 @@ def _borrowed(
     """The same where what is sharded is in the dtype that is wanted."""
     flags = [(p, p.requires_grad, p.grad) for p in model.parameters()]
     owners = (*(p for p, _, _ in flags), *model.modules())
+    embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    gradients = [(m, m.sparse, m.scale_grad_by_freq) for m in embeddings]
     hooks = [(own, dict(own)) for owner in owners for name in _HOOKS if (own := getattr(owner, name, None))]
     buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     drawn = random_states()
@@ -160,6 +163,9 @@ def _borrowed(
             for p, _, _ in flags:
                 p.grad = None
                 p.requires_grad_(id(p) in moving)
+            for m in embeddings:
+                # The gradient of the loss itself, in the form that everything else has: no other scale by batch.
+                m.sparse = m.scale_grad_by_freq = False
             yield Borrowed(model, held, originals, target, stored, shards)
     finally:
         if shards is not None:
@@ -178,6 +184,8 @@ def _borrowed(
             p.grad = grad
         for own, hung in hooks:
             own.update(hung)
+        for m, sparse, scaled in gradients:
+            m.sparse, m.scale_grad_by_freq = sparse, scaled
         set_random_states(drawn)
 
 

@@ -301,6 +301,9 @@ class Objective:
             # A forward pass that no backward one follows leaves more to be forgotten.
             (self._shards.reset if graphs else self._shards.settle)()
         if wanted:
+            for p in self.model.parameters():
+                if p.grad is not None and p.grad.is_sparse:  # of a lookup that was asked for one
+                    p.grad = p.grad.to_dense()
             self.without = {id(p) for p in self.model.parameters() if p.grad is None}
         if wanted and self._world.size > 1 and self._shards is None:
             self._world.add_(self._gradients())

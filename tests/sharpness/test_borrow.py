@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from hf_geosharp import score
+from hf_geosharp import inspect, score
 from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
@@ -40,7 +44,7 @@ class Snapshot:
         self.grads = {n: p.grad for n, p in self.parameters.items()}
         self.grad_bits = {n: bits(g) for n, g in self.grads.items() if g is not None}
         self.modes = {n: m.training for n, m in model.named_modules()}
-        self.random = torch.get_rng_state()
+        self.random = torch.get_rng_state(), random.getstate(), np.random.get_state()
 
     def check(self) -> None:
         model = self.model
@@ -55,7 +59,9 @@ class Snapshot:
         assert all(now[n].grad is g for n, g in self.grads.items())
         assert all(torch.equal(bits(now[n].grad), g) for n, g in self.grad_bits.items())
         assert {n: m.training for n, m in model.named_modules()} == self.modes
-        assert torch.equal(torch.get_rng_state(), self.random)
+        assert torch.equal(torch.get_rng_state(), self.random[0])
+        assert random.getstate() == self.random[1]
+        assert all(map(np.array_equal, np.random.get_state(), self.random[2]))
 
 
 def in_use(model: Any) -> Any:
@@ -147,6 +153,84 @@ def test_buffers_that_the_model_changes_itself_come_back() -> None:
     assert float(model.calls) == 0
     assert model.table is table
     assert table.tolist() == [1, 1]
+
+
+class Drawing(nn.Module):
+    """Draws from one of the generators that anybody can draw from, in evaluation mode too."""
+
+    def __init__(self, source: Callable[[], float], drawing: bool = True) -> None:
+        super().__init__()
+        self.source, self.drawing = source, drawing
+        torch.manual_seed(0)
+        self.q, self.k, self.v, self.o = (nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = x * (1 + (self.source() if self.drawing else 0.0))
+        y = self.o((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+        return {"logits": y, "loss": y.square().mean()}
+
+
+SOURCES: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(())),
+    "python": random.random,
+    "numpy": lambda: float(np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_random_numbers_of_every_kind_are_the_same_in_each_pass_and_put_back(source: str) -> None:
+    model = Drawing(SOURCES[source]).double()
+    batch = {"x": torch.randn(4, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))}
+    results = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        before = Snapshot(model)
+        results.append(score(model, [batch], steps=3))
+        found = find_symmetries(model, batch, cached=False)
+        report = inspect(model, [batch], cached=False)
+        before.check()
+        assert {p.kind for p in found.pairs} == {"qk", "vo"}
+        assert report.dropped == []
+    assert results[0].reproducible.ok
+    assert results[0].geodesic_sharpness == results[1].geodesic_sharpness
+    assert results[0].base_loss == results[1].base_loss
+
+
+class Looking(nn.Module):
+    """Looks rows of an embedding up, some of them several times."""
+
+    def __init__(self, kind: type[nn.Module] | None, **how: Any) -> None:
+        super().__init__()
+        self.table = nn.Linear(4, 9, bias=False) if kind is None else kind(9, 4, **how)
+        self.how = how if kind is None else None
+        self.head = nn.Linear(4, 2)
+        draw = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=draw))
+
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        looked = functional.embedding(ids, self.table.weight, **self.how) if self.how is not None else self.table(ids)
+        return {"loss": self.head(looked).square().mean()}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, None])
+def test_the_gradient_of_an_embedding_is_that_of_the_loss(
+    kind: type[nn.Module] | None, micro_batch: int | None
+) -> None:
+    batch = {"ids": torch.tensor([[1, 1, 2, 5], [1, 3, 3, 3], [0, 1, 2, 1]])}
+    expected = quick(Looking(kind), [batch], micro_batch=micro_batch, metric="adaptive")
+    options = [{"sparse": True}] if kind is None else [{"sparse": True}, {"scale_grad_by_freq": True}]
+    for option in options:
+        model = Looking(kind, **option)
+        before = Snapshot(model)
+        found = quick(model, [batch], micro_batch=micro_batch, metric="adaptive")
+        before.check()
+        assert found.geodesic_sharpness == expected.geodesic_sharpness
+        assert kind is None or {name: getattr(model.table, name) for name in option} == option
 
 
 # ----------------------------------------------------------------------------------------------------- narrow dtypes
