@@ -138,7 +138,7 @@ def _find(
     names = canonical_names(model)
     traced = trace(model, inputs)
     families = Families()
-    trials = Trials(model, traced.calls, names, alive, partial(cuts, traced))
+    trials = Trials(model, traced.calls, names, alive, partial(cuts, traced), traced.operations)
     found = _Found()
     sites = list(attentions(traced, families))
     for kind, forms in (("qk", [s.qk for s in sites]), ("vo", [s.vo for s in sites])):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ NOTHING = 1e-13
 """Relative change of the outputs that is none."""
 
 RETRIES = 2
-"""On how many modules that are alike a claim is tried before it is given up."""
+"""On how many modules that are alike a claim is tried before it is given up for all of them."""
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -193,16 +194,23 @@ class Trials:
         names: Mapping[int, str],
         alive: Callable[[], None] = lambda: None,
         plan: Plan = lambda scope, own: (),
+        operations: Mapping[str, Iterable[object]] | None = None,
     ) -> None:
         """``calls`` has the arguments of a call of each module, by its name; ``alive`` is called before each trial.
 
-        ``plan`` says how twins may be cut.
+        ``plan`` says how twins may be cut; ``operations`` what each module calls, by which those that are alike are
+        known.
         """
         self._alive, self._plan = alive, plan
+        self._operations = operations or {}
+        self._likeness: dict[str, object] = {}
         self._modules = dict(model.named_modules())
         self._calls, self._names = calls, names
         self._held: set[object] = set()
-        self._failed: dict[object, int] = {}
+        self._failed: dict[object, set[str]] = {}
+        """In which modules a claim has failed."""
+        self._of_class: dict[object, bool] = {}
+        """Whether a claim has held wherever it was tried on modules of one class, alike or not."""
         self._twin: tuple[str, LocalTwin] | None = None
         self._narrow: tuple[str, LocalTwin] | None = None
         self._plans: dict[str, list[Cuts]] = {}
@@ -225,26 +233,41 @@ class Trials:
 
         On what the module was called with (or ``instead`` of that) times each of the ``scales``.
         """
-        module = self._modules[scope]
         prefix = f"{scope}." if scope else ""
         described = repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
         # What is dead on the model is proved here or nowhere: not by another module of its class.
         apart = scope if instead is not None and self.called(scope) else None
-        key = type(module), described, tuple(scales), apart
+        claim = described, tuple(scales), apart
+        key, of_class = (self._alike(scope), *claim), (type(self._modules[scope]), *claim)
         if key in self._held:
             return True
-        if self._failed.get(key, 0) >= RETRIES:
+        failed = self._failed.setdefault(key, set())
+        if scope in failed or len(failed) >= RETRIES:
             return False
         self._alive()
         for scale in scales:
             measured = self.measure(symmetry, scope, scale, instead)
             if not self._exact(measured):
-                # A layer may be dead where another one like it is not: that says nothing about the others.
-                dead = measured is not None and max(measured) <= NOTHING
-                self._failed[key] = self._failed.get(key, 0) + (not dead)
+                if measured is not None and max(measured) <= NOTHING:
+                    # Nothing shows here, which says nothing about others; those of its class say what there would be.
+                    return self._of_class.get(of_class, False)
+                failed.add(scope)
+                self._of_class[of_class] = False
                 return False
         self._held.add(key)
+        self._of_class.setdefault(of_class, True)
         return True
+
+    def _alike(self, scope: str) -> object:
+        """What modules have in common for which a claim holds or fails together.
+
+        One class may do other things in other layers, by a setting or a hook: what is called decides, and functions
+        that the modules hold, whose insides may not show. How the layers are numbered does not.
+        """
+        if scope not in self._likeness:
+            inside = [(n, type(m), _functions(m)) for n, m in self._modules[scope].named_modules()]
+            self._likeness[scope] = tuple(inside), frozenset(self._operations.get(scope, ()))
+        return self._likeness[scope]
 
     def why_not(self, scope: str, kind: str) -> str:
         """Why nothing of a kind that was tried on a module holds, as text."""
@@ -337,6 +360,13 @@ class Trials:
         if twin.recorded is not call:
             twin.replay(call)
         return twin
+
+
+def _functions(module: nn.Module) -> tuple[object, ...]:
+    """The functions that a module holds or that are hooked to it, of methods without whose they are."""
+    held = (v for v in vars(module).values() if isinstance(v, (FunctionType, MethodType, torch.jit.ScriptFunction)))
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return tuple(getattr(f, "__func__", f) for f in (*held, *hooks))
 
 
 def _size(module: nn.Module, names: Mapping[int, str], cuts: Cuts) -> int:

@@ -100,6 +100,8 @@ class Trace:
     """Modules with a softmax that has no derivatives: it runs in a function of its own."""
     products: dict[str, None] = field(default_factory=dict)
     """Modules that multiply what linear maps wrote with what linear maps wrote."""
+    operations: dict[str, set[object]] = field(default_factory=dict)
+    """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
 
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""
@@ -141,6 +143,8 @@ _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
 _MAXIMA = ("MaxBackward", "AmaxBackward")
 
+_SETTINGS = (bool, int, float, str, torch.dtype)
+
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
@@ -165,6 +169,21 @@ class _Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
+        result = self._called(func, args, kwargs)
+        self._tell(func, args, kwargs, result)
+        return result
+
+    def _tell(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Notes the call in every module that is running."""
+        called: tuple[object, ...] = (getattr(func, "__name__", type(func).__name__),)
+        # What keeps the shape may act entry by entry: there numbers are bounds and powers, elsewhere places and sizes.
+        if isinstance(result, Tensor) and any(isinstance(a, Tensor) and a.shape == result.shape for a in args):
+            called += tuple(repr(a) for a in args if isinstance(a, _SETTINGS))
+            called += tuple((k, repr(a)) for k, a in kwargs.items() if isinstance(a, _SETTINGS))
+        for name in self.scope:
+            self.trace.operations.setdefault(name, set()).add(called)
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if func is functional.multi_head_attention_forward:
             with self:
                 return _open_attention(*args, **kwargs)

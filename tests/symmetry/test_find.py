@@ -353,6 +353,48 @@ def test_what_moves_parameters_around_a_module_is_tried_on_what_is_around_it() -
     assert verify(model, found, [inputs(1)], each=True).map == found
 
 
+class Bent(Projected):
+    """One class of layers that differ in a setting alone: whether, and how, queries are bent."""
+
+    def __init__(self, bound: float | None, by_hook: bool = False) -> None:
+        super().__init__(bias=False, out_bias=False)
+        self.bound = None if by_hook else bound
+        if by_hook and bound is not None:
+            self.q.register_forward_hook(lambda module, args, y: y.clamp(-bound, bound))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(p(x), 4) for p in (self.q, self.k, self.v))
+        return self.o(attend(q if self.bound is None else q.clamp(-self.bound, self.bound), k, v))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("plain", [None, 1e9], ids=["without", "far"])
+@pytest.mark.parametrize("by_hook", [False, True], ids=["setting", "hook"])
+@pytest.mark.parametrize("order", ["10", "01", "1100", "0011", "1010", "11111110"])
+def test_a_layer_is_claimed_or_not_for_what_it_computes_whatever_its_class(
+    order: str, by_hook: bool, plain: float | None
+) -> None:
+    found = find_symmetries(Residual(*(Bent(0.3 if one == "1" else plain, by_hook) for one in order)), inputs())
+    assert [(p.module, p.group.name) for p in found.pairs if p.kind == "qk"] == [
+        (f"parts.{i}", f"GL({HEAD})") for i, one in enumerate(order) if one == "0"
+    ]
+    assert [text.split(":")[0] for text in found.unrecognised] == [
+        f"parts.{i}.qk" for i, one in enumerate(order) if one == "1"
+    ]
+
+
+@pytest.mark.parametrize("bound", [None, 0.3], ids=["plain", "bent"])
+def test_a_claim_is_tried_on_few_layers_of_a_deep_model(bound: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(layers: int) -> int:
+        calls: list[object] = []
+        measure = probe.Trials.measure
+        monkeypatch.setattr(probe.Trials, "measure", lambda *args: calls.append(args) or measure(*args))
+        find_symmetries(Residual(*(Bent(bound) for _ in range(layers))), inputs(), prove=False)
+        monkeypatch.setattr(probe.Trials, "measure", measure)
+        return len(calls)
+
+    assert tried(probe.RETRIES) == tried(8) > 0
+
+
 def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:
     found = handmade("nonlinear v")
     assert kinds(found) == {"qk": "GL(6)"}
