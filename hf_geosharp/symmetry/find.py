@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -53,6 +54,9 @@ PRESETS: dict[str, frozenset[str]] = {
 SMALL = 1 << 26
 """Parameters of a model that is proved kind by kind already when it is searched, and in double precision."""
 
+
+ROWS = "queries or keys are computed by matrices in a way that is not seen as a linear map: numbers are claimed alone"
+"""Of matrices that pass for the weights of norms: each coordinate can be scaled, but there is more to it."""
 
 NOT_APART = "it cannot be taken apart"
 """Said of a model whose code no derivative goes through."""
@@ -274,7 +278,10 @@ def _attend(
         # Of a head that is normalised in part, that part.
         reason, partly = analysis.reason, analysis.reason if pairs else ""
         if kind == "qk" and (partly or not pairs):
-            pairs += _exchanged(scope, sites, traced, families, trials, found.names)
+            exchanged = _exchanged(scope, sites, traced, families, trials, found.names)
+            pairs += exchanged
+            if _of_matrices(exchanged, sites, traced, families):
+                partly = partly or reason or ROWS
         if not pairs:
             isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
             pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
@@ -313,6 +320,17 @@ def _exchanged(
         if held is not None and joins(held, pairs, families):
             pairs.append(replace(held, name=names(scope, held.kind)))
     return pairs
+
+
+def _of_matrices(pairs: Sequence[Pair], sites: Sequence[Attention], traced: Trace, families: Families) -> bool:
+    """Whether what passes for the weights of norms are matrices that were not seen as linear maps.
+
+    A norm has no more weights than a linear map before it has outputs.
+    """
+    sources = {id(s) for site in sites for s in traced.sources(site.softmax.logits)}
+    outputs = max((x.outputs for x in traced.linears if id(x.leaf) in sources), default=0)
+    sizes = {f.parameter: math.prod(f.shape) for f in families.members}
+    return any(v.height > 1 and sizes[v.parameter] > outputs for p in pairs for v in (*p.g, *p.h))
 
 
 def _place(scope: str, sites: Sequence[Attention]) -> str:

@@ -236,15 +236,16 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
     noise = (torch.rand(logits.shape, generator=generator) + 0.5).to(logits)
     counts = []
     last = [n - 1 for n in logits.shape[-2:]]
-    # Where the first key is padding, before the first block say, another one shows which are keys.
-    for axis, indices in ((-2, (last[0], 0, last[0] // 2)), (-1, (0, last[1] // 2, last[1]))):
+    # Where the first key is padding, before the first block say, another one shows which are keys; and where the last
+    # query is a block of its own, one that reads more keys.
+    for axis, indices in ((-2, (last[0], max(last[0] - 1, 0), 0, last[0] // 2)), (-1, (0, last[1] // 2, last[1]))):
         tried = []
         for index in dict.fromkeys(indices):
             mask = torch.zeros_like(noise)
             mask.select(axis, index).copy_(noise.select(axis, index))
             grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
             tried.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
-        counts.append(max(tried, key=lambda found: sum(bool(c.any()) for c in found)))
+        counts.append(max(tried, key=lambda found: sum(float(c.sum()) for c in found)))
     # Of the classes of a router each is a key of its own: what the first key reads no other does.
     keys = [(a > b) & (b > 0) for a, b in zip(*counts, strict=True)]
     queries = [(a > 0) & ~(a > b) for a, b in zip(*counts, strict=True)]

@@ -9,6 +9,7 @@ names, classes or configurations. Zeros of these derivatives are exact, so neith
 from __future__ import annotations
 
 import math
+import string
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,7 +132,9 @@ class Trace:
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
 _EINSUMS = {torch.einsum, torch.functional.einsum}
-_ADDMMS = {torch.addmm, Tensor.addmm}
+_ADDMMS = {torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm}
+_TENSORDOTS = {torch.tensordot, torch.functional.tensordot}
+_INNERS = {torch.inner, Tensor.inner}
 _SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
 
@@ -142,6 +145,8 @@ _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor
 _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
 _MAXIMA = ("MaxBackward", "AmaxBackward")
+
+_LETTERS = string.ascii_letters
 
 _SETTINGS = (bool, int, float, str, torch.dtype)
 
@@ -218,6 +223,10 @@ class _Cutter(TorchFunctionMode):
             made = self._convolution(func, *args, **kwargs)
         elif func in _EINSUMS:
             made = self._einsum(*args)
+        elif func in _TENSORDOTS:
+            made = self._tensordot(*args, **kwargs)
+        elif func in _INNERS and len(args) == 2 and not kwargs:
+            made = self._tensordot(*args, ([-1], [-1]))
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
         if made is not None:
@@ -258,24 +267,61 @@ class _Cutter(TorchFunctionMode):
         )
 
     def _matmul(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """x @ W with W (a view of) a parameter."""
-        if not (isinstance(right, Tensor) and isinstance(left, Tensor)) or right.ndim != 2 or left.ndim < 2:
+        """x @ W with W (a view of) a parameter, one matrix or one for each head."""
+        if not (isinstance(right, Tensor) and isinstance(left, Tensor)) or min(right.ndim, left.ndim) < 2:
             return None
-        if left.untyped_storage().data_ptr() in self._owners:
+        if right.ndim > 2:
+            made = self._matmul_of_heads(left, right)
+            return made if made is None or bias is None else bias + made
+        if self._owned(left):
             return None
         return self._cut(
             (*left.shape[:-1], right.shape[1]), -1, left, -1, self._slab(right, (1,), (0,)), bias, right.shape[0]
         )
 
+    def _matmul_of_heads(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """x @ W where each of several matrices multiplies all of x: they are one linear map."""
+        if self._owned(left) or not self._owned(right) or left.shape[-1] != right.shape[-2]:
+            return None
+        for axis in range(right.ndim - 2):
+            if right.stride(axis) == 0:
+                right = right.narrow(axis, 0, 1)  # one matrix, written down several times
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        several = [-a for a in range(3, right.ndim + 1) if right.shape[-a] > 1]
+        if any(left.ndim >= -a and left.shape[a] > 1 for a in several):
+            return None  # each multiplies an x of its own
+        x_letters, w_letters = _LETTERS[: left.ndim - 2], _LETTERS[left.ndim - 2 :][: right.ndim - 2]
+        # Axes of size one are left out, which changes no order.
+        of_x = "".join(c for c, n in zip(x_letters, left.shape, strict=False) if n > 1)
+        of_w = "".join(c for c, n in zip(w_letters, right.shape, strict=False) if n > 1)
+        places = {a - left.ndim: c for a, c in enumerate(x_letters) if c in of_x}
+        places |= {a - right.ndim: c for a, c in enumerate(w_letters) if c in of_w}
+        x = left.reshape(*(n for n in left.shape[:-2] if n > 1), *left.shape[-2:])
+        w = right.squeeze([a for a in range(right.ndim - 2) if right.shape[a] == 1])
+        result = "".join(places[a] for a in sorted(places))
+        made = self._contracted((f"{of_x}YX", f"{of_w}XZ"), (x, w), f"{result}YZ")
+        return None if made is None else made.reshape(*lead, left.shape[-2], right.shape[-1])
+
+    def _tensordot(self, a: Any, b: Any, dims: Any = 2, out: Any = None) -> Tensor | None:
+        """The same, with the axes that are contracted given by their numbers."""
+        if out is not None or not (isinstance(a, Tensor) and isinstance(b, Tensor)) or isinstance(dims, Tensor):
+            return None
+        if isinstance(dims, int):
+            dims = range(a.ndim - dims, a.ndim), range(dims)
+        first, second = ([x] if isinstance(x, int) else list(x) for x in dims)
+        if a.ndim + b.ndim > len(_LETTERS):
+            return None
+        names = list(_LETTERS[: a.ndim]), list(_LETTERS[a.ndim :][: b.ndim])
+        for i, j in zip(first, second, strict=True):
+            names[1][j] = names[0][i]
+        once = "".join(c for name, other in (names, reversed(names)) for c in name if c not in other)
+        return self._contracted(("".join(names[0]), "".join(names[1])), (a, b), once)
+
     def _batched(self, left: Any, right: Any) -> bool:
         """Whether each of several matrices of a parameter, experts', multiplies rows of its own."""
         if not all(isinstance(x, Tensor) and x.ndim == 3 for x in (left, right)) or len(left) != len(right):
             return False
-        try:
-            owned = [x.untyped_storage().data_ptr() in self._owners for x in (left, right)]
-        except (NotImplementedError, RuntimeError):
-            return False  # within vmap: no memory
-        return owned == [False, True]
+        return [self._owned(x) for x in (left, right)] == [False, True]
 
     def _convolution(
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
@@ -295,12 +341,29 @@ class _Cutter(TorchFunctionMode):
         """x and W contracted over some letters, with W (a view of) a parameter: a linear map written out."""
         if len(args) == 2 and isinstance(args[1], (list, tuple)):
             args = (args[0], *args[1])
-        if len(args) != 3 or not isinstance(args[0], str) or "->" not in args[0] or "." in args[0]:
+        if len(args) != 3 or not isinstance(args[0], str) or not all(isinstance(t, Tensor) for t in args[1:]):
             return None
-        sides, result = args[0].replace(" ", "").split("->")
-        names, tensors = sides.split(","), args[1:]
-        owned = [isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._owners for t in tensors]
-        if sum(owned) != 1 or len(names) != 2:
+        sides, arrow, result = args[0].replace(" ", "").partition("->")
+        names = sides.split(",")
+        if len(names) != 2:
+            return None
+        if not arrow:
+            letters = sorted(c for c in set(sides) if c.isalpha() and sides.count(c) == 1)
+            result = "".join(["..." if "..." in sides else "", *letters])
+        # An ellipsis stands for the last of as many letters as the longest one has.
+        more = [t.ndim - len(n) + 3 if "..." in n else 0 for n, t in zip(names, args[1:], strict=True)]
+        free = [c for c in _LETTERS if c not in args[0]]
+        if min(more) < 0 or max(more) > len(free):
+            return None
+        names = [n.replace("...", "".join(free[max(more) - m : max(more)])) for n, m in zip(names, more, strict=True)]
+        return self._contracted(names, args[1:], result.replace("...", "".join(free[: max(more)])))
+
+    def _contracted(self, names: Sequence[str], tensors: Sequence[Tensor], result: str) -> Tensor | None:
+        """The cut in place of an einsum of x and (a view of) a parameter; None where it is something else."""
+        owned = [self._owned(t) for t in tensors]
+        if [*map(bool, owned)].count(True) != 1 or any(
+            len(n) != t.ndim or len(set(n)) < len(n) for n, t in zip(names, tensors, strict=True)
+        ):
             return None
         w, x = owned.index(True), owned.index(False)
         new = [c for c in names[w] if c in result and c not in names[x]]
@@ -335,11 +398,8 @@ class _Cutter(TorchFunctionMode):
         """Notes the softmaxes whose weights are multiplied with something that is computed: they mix."""
         flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
         operands = [x for x in flat if isinstance(x, Tensor)]
-        try:
-            if len(operands) != 2 or any(x.untyped_storage().data_ptr() in self._owners for x in operands):
-                return
-        except (NotImplementedError, RuntimeError):
-            return  # within vmap: no memory
+        if len(operands) != 2 or any(self._owned(x) is not False for x in operands):
+            return
         for operand in operands:
             if operand.ndim > 2:
                 self.trace.mixing |= self._softmaxes_behind(operand)
@@ -421,6 +481,13 @@ class _Cutter(TorchFunctionMode):
             self.trace.softmaxes.append(event)
 
     # --------------------------------------------------------------------------------------------------- parameters
+
+    def _owned(self, tensor: Tensor) -> bool | None:
+        """Whether a tensor is (a view of) a parameter; None where that cannot be told."""
+        try:
+            return tensor.untyped_storage().data_ptr() in self._owners
+        except (NotImplementedError, RuntimeError):
+            return None  # within vmap: no memory
 
     def _slab(self, tensor: Tensor, out: Sequence[int], inner: Sequence[int]) -> Slab | None:
         """Where in a parameter a view of it lies, if its axes are dimensions of the parameter."""

@@ -273,6 +273,20 @@ class Written(nn.Module):
         return torch.einsum(f"btnh,{self.out_axes}->bti", mixed, self.o)
 
 
+class Applied(nn.Module):
+    """Raw parameters (heads, head, in) without biases; ``project`` makes (rows, heads, tokens, head) of x and one."""
+
+    def __init__(self, project: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.project = project
+        self.q, self.k, self.v = (nn.Parameter(torch.zeros(4, HEAD, WIDTH)) for _ in range(3))
+        self.o = nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (self.project(x, w) for w in (self.q, self.k))
+        return self.o(attend(q, k, torch.einsum("bti,nhi->bnth", x, self.v)))  # type: ignore[no-any-return]
+
+
 class Pointwise(nn.Module):
     """Convolutions with a kernel of one point, channels first; ``groups`` of the projections."""
 

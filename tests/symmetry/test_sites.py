@@ -24,6 +24,7 @@ from tests.symmetry.handmade import (
     HEAD,
     TOKENS,
     WIDTH,
+    Applied,
     Chunked,
     Copied,
     Core,
@@ -138,6 +139,28 @@ LAYOUTS = {
     "einsum, heads outermost": Site(lambda: Written("nih", "nhi"), folds=NONE),
     "einsum, inputs outermost": Site(lambda: Written("inh", "inh"), folds=NONE),
     "einsum, coordinates outermost": Site(lambda: Written("hin", "ihn"), folds=NONE),
+    "einsum with an ellipsis": Site(
+        lambda: Applied(lambda x, w: torch.einsum("...i,nhi->...nh", x, w).transpose(1, 2)), folds=NONE
+    ),
+    "einsum with an ellipsis on both sides": Site(
+        lambda: Applied(lambda x, w: torch.einsum("...i,...nhi->...nh", x, w).transpose(1, 2)), folds=NONE
+    ),
+    "einsum without a result": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,yzi", x, w).permute(0, 2, 1, 3)), folds=NONE
+    ),
+    "a matrix of each head": Site(lambda: Applied(lambda x, w: x[:, None] @ w.mT), folds=NONE),
+    "a matrix of each head, added to zeros": Site(
+        lambda: Applied(
+            lambda x, w: torch.stack(
+                [torch.baddbmm(x.new_zeros(1, 1, HEAD), x, own.T.expand(len(x), -1, -1)) for own in w], 1
+            )
+        ),
+        folds=NONE,
+    ),
+    "tensordot": Site(
+        lambda: Applied(lambda x, w: torch.tensordot(x, w, ([2], [2])).transpose(1, 2)), folds=NONE
+    ),
+    "inner products": Site(lambda: Applied(lambda x, w: torch.inner(x, w).transpose(1, 2)), folds=NONE),
     "pointwise convolutions": Site(Pointwise),
     "pointwise convolutions of images": Site(lambda: Pointwise(2)),
     "grouped convolutions, a group for two heads": Site(lambda: Pointwise(groups=2)),
@@ -277,6 +300,18 @@ def _padded(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attend(q, k, v)
 
 
+def _blocks(size: int, *, causal: bool) -> Core:
+    """Each token attends to those of its own block, of ``size`` tokens."""
+
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        seen = at[:, None] // size == at // size
+        seen = seen & (at <= at[:, None]) if causal else seen
+        return joined((q @ k.mT).masked_fill(~seen, float("-inf")).softmax(-1) @ v)
+
+    return core
+
+
 def _distances(table: Tensor) -> Tensor:
     """(queries, heads, keys) out of a row for each distance."""
     at = torch.arange(TOKENS)
@@ -286,6 +321,10 @@ def _distances(table: Tensor) -> Tensor:
 CORES = {
     "a learned query": Site(of(_pooled, query=(4, 1, HEAD))),
     "keys before the first are padding": Site(of(_padded), folds=NONE),
+    **{
+        f"blocks of {size}{', causal' * causal}, the last of one token": Site(of(_blocks(size, causal=causal)))
+        for size in (2, 3, 6) for causal in (False, True)
+    },
     "scaled_dot_product_attention": Site(
         of(_sdpa, key_heads=2), TWO, TWO, {"key_bias": 2 * HEAD, "value_bias": 2 * HEAD}
     ),
@@ -492,6 +531,18 @@ UNCLAIMED = {
         of(_order("q", [3, 0, 5, 1, 4, 2], 3)), NONE, folds=VALUE_BIAS, named=("qk",)
     ),
     "weights rearranged in memory": Site(Copied, NONE, named=("qk",)),
+    "matrices that are copied": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, w.clone())), NONE, folds=NONE, named=("qk",)
+    ),
+    "matrices times a number": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, 0.7 * w)), NONE, folds=NONE, named=("qk",)
+    ),
+    "matrices on the left": Site(
+        lambda: Applied(lambda x, w: (w @ x.mT[:, None]).mT), NONE, folds=NONE, named=("qk",)
+    ),
+    "products that are summed": Site(
+        lambda: Applied(lambda x, w: (x[:, None, :, None] * w[:, None]).sum(-1)), NONE, folds=NONE, named=("qk",)
+    ),
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
@@ -680,6 +731,14 @@ def test_what_two_softmaxes_mix_is_one_head_where_it_is_normalised_as_one(key_he
     assert groups(found, "vo") == {f"O({2 * HEAD})": copies}
     assert groups(found, "qk") == {f"GL({HEAD})": key_heads}
     assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+@pytest.mark.parametrize("name", ["matrices that are copied", "matrices on the left", "products that are summed"])
+def test_matrices_that_pass_for_weights_of_norms_are_named_as_found_in_part(name: str) -> None:
+    """Each coordinate of a head can be scaled, which is not all that there is; and so it is of every layer."""
+    found = find_symmetries(Residual(*(SITES[name].module() for _ in range(2))), inputs())
+    assert groups(found, "qk_norm") == {"GL(1)": 2 * 4 * HEAD}
+    assert [text.split(": ")[:2] for text in found.unrecognised] == [[f"parts.{i}.qk", "in part"] for i in range(2)]
 
 
 def test_layers_alike_that_are_understood_in_part_are_all_named() -> None:
