@@ -77,7 +77,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
             if qk.reason or not any(qk.heads):
                 qk = Couplings((), frozenset(), _unseen(trace, families, ports))
         elif id(softmax) in trace.weighing - trace.selecting:
-            qk = Couplings((), frozenset(), "its weights come from one side, no query meets a key")
+            qk = Couplings((), frozenset(), ONE_SIDED)
         else:
             continue
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
@@ -90,6 +90,9 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
 
 
 _NOTHING = Couplings((), frozenset())
+
+ONE_SIDED = "its weights come from one side, no query meets a key"
+"""Of a softmax that has no queries and keys: none are missed."""
 
 
 def _carried(
@@ -234,24 +237,36 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
         return None
     generator = torch.Generator().manual_seed(1)
     noise = (torch.rand(logits.shape, generator=generator) + 0.5).to(logits)
-    counts = []
     last = [n - 1 for n in logits.shape[-2:]]
-    # Where the first key is padding, before the first block say, another one shows which are keys; and where the last
-    # query is a block of its own, one that reads more keys.
-    for axis, indices in ((-2, (last[0], max(last[0] - 1, 0), 0, last[0] // 2)), (-1, (0, last[1] // 2, last[1]))):
-        tried = []
-        for index in dict.fromkeys(indices):
-            mask = torch.zeros_like(noise)
-            mask.select(axis, index).copy_(noise.select(axis, index))
-            grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
-            tried.append([_positions(p, g) for p, g in zip(ports, grads, strict=True)])
-        counts.append(max(tried, key=lambda found: sum(float(c.sum()) for c in found)))
-    # Of the classes of a router each is a key of its own: what the first key reads no other does.
-    keys = [(a > b) & (b > 0) for a, b in zip(*counts, strict=True)]
-    queries = [(a > 0) & ~(a > b) for a, b in zip(*counts, strict=True)]
-    keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
-    asked = any(p.axis is None for p in ports) if learned else any(bool(q.any()) for q in queries)
-    return keys if asked and any(bool(k.any()) for k in keys) else None
+
+    def counted(axis: int, index: int) -> list[Tensor]:
+        mask = torch.zeros_like(noise)
+        mask.select(axis, index).copy_(noise.select(axis, index))
+        grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
+        return [_positions(p, g) for p, g in zip(ports, grads, strict=True)]
+
+    def told(row: list[Tensor]) -> list[Tensor] | None:
+        # Of the classes of a router each is a key of its own: what the first key reads no other does.
+        keys = [(a > b) & (b > 0) for a, b in zip(row, column, strict=True)]
+        queries = [(a > 0) & ~(a > b) for a, b in zip(row, column, strict=True)]
+        keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
+        asked = any(p.axis is None for p in ports) if learned else any(bool(q.any()) for q in queries)
+        return keys if asked and any(bool(k.any()) for k in keys) else None
+
+    # Where the first key is padding, before the first block say, another one shows which are keys.
+    rows = [counted(-2, i) for i in dict.fromkeys((last[0], 0, last[0] // 2))]
+    column = max((counted(-1, i) for i in dict.fromkeys((0, last[1] // 2, last[1]))), key=_alive)
+    keys = told(max(rows, key=_alive))
+    if keys is None and last[0]:
+        # The last query may be a block of its own, which reads one key: another one reads more.
+        rows.append(counted(-2, last[0] - 1))
+        keys = told(max(rows, key=lambda row: (_alive(row), float(sum(c.sum() for c in row)))))
+    return keys
+
+
+def _alive(counts: Sequence[Tensor]) -> int:
+    """Of how many ports some feature has a derivative."""
+    return sum(bool(c.any()) for c in counts)
 
 
 def _positions(port: Port, gradient: Tensor | None) -> Tensor:
