@@ -142,7 +142,7 @@ def checks(result: SharpnessResult) -> Iterator[Check]:
                 "the loss is far from quadratic there: the radius may be too large to mean much",
                 OPEN,
             )
-    if result.pairs.count or result.pairs.dropped:
+    if result.pairs.count or result.pairs.folded or result.pairs.dropped:
         yield _symmetries(result)
     split = str(result.data.get("split") or "train")
     if split.split("[")[0] != "train":

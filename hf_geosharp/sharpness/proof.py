@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,6 +62,9 @@ class Proof:
         if not verified.map.pairs:
             if self.settings.per == "head":
                 raise UsageError(NO_HEADS)
+            if verified.map.folds:
+                self._warn_of_folds_alone(verified.map)
+                return verified, self.settings
             apart = [text for text in verified.map.unrecognised if NOT_APART in text]
             scope = "all parameters"
             if self.settings.params != "all":
@@ -76,12 +80,29 @@ class Proof:
                 damping=0.0,
             )
             return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), settings
+        # The base of an adapter does not move: what it computes with does not matter.
+        if (missed := verified.map.missed) and self.settings.params == "all":
+            where = "1 place" if len(missed) == 1 else f"{len(missed)} places"
+            self.notes.warn(
+                f"attention, or what looks like it, was recognised only in part or not at all in {where} "
+                f"({missed[0]}): there the score can differ between weights that compute the same function; "
+                "hf-geosharp inspect names all of them"
+            )
         separated, lost = verified.map.separated(model)
         for name in lost:
             self.notes.warn(
                 f"the score is not invariant under {name}: its entries belong to another symmetry's pairs too"
             )
         return replace(verified, map=separated), self.settings
+
+    def _warn_of_folds_alone(self, found: SymmetryMap) -> None:
+        """Of a model without pairs, in which something is folded all the same."""
+        folded = ", ".join(f"{n} {kind}" for kind, n in Counter(f.kind for f in found.folds).items())
+        first = f" ({found.missed[0]})" if found.missed else ""
+        self.notes.warn(
+            f"no attention symmetry was found in this model{first}: apart from what is folded ({folded}) the metric is "
+            "the adaptive one, which can differ between weights that compute the same function"
+        )
 
     def say_what_rounds(self) -> None:
         """A base that stays in half precision is told of: the loss is rounded to it, and searched accordingly."""

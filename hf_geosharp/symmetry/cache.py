@@ -28,7 +28,7 @@ from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 7
+SCHEMA = 8
 """Of the files; a change of how they are written raises it."""
 
 PACKAGE = Path(__file__).parents[1]
@@ -140,7 +140,9 @@ def encode(found: SymmetryMap) -> dict[str, Any]:
         "pairs": [_encode(p) for p in found.pairs],
         "folds": [_encode(f) for f in found.folds],
         "scales": [_encode(s) for s in found.scales],
+        "dropped": list(found.dropped),
         "unrecognised": list(found.unrecognised),
+        "missed": list(found.missed),
     }
 
 
@@ -153,7 +155,8 @@ def decode(data: Mapping[str, Any]) -> SymmetryMap:
     pairs, folds, scales = (tuple(map(_decode, data[k])) for k in ("pairs", "folds", "scales"))
     if not all(isinstance(p, Pair) for p in pairs) or not all(isinstance(f, Fold) for f in folds):
         raise TypeError("not a map of symmetries")
-    return SymmetryMap(pairs, folds, (), tuple(data["unrecognised"]), scales)
+    dropped, unrecognised, missed = (tuple(data[k]) for k in ("dropped", "unrecognised", "missed"))
+    return SymmetryMap(pairs, folds, dropped, unrecognised, scales, missed)
 
 
 def _encode(x: Any) -> Any:

@@ -37,7 +37,7 @@ from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
-from hf_geosharp.symmetry.sites import Attention, attentions, common
+from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
 from hf_geosharp.symmetry.trace import Trace, differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -113,11 +113,11 @@ def find_symmetries(
             if layouts or not _runs(model, inputs):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
-            return SymmetryMap(unrecognised=(f"{type(model).__name__}: {NOT_APART} ({why})",))
+            notes = (f"{type(model).__name__}: {NOT_APART} ({why})",)
+            return SymmetryMap(unrecognised=notes, missed=notes)
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
-        proved = _proved(model, found, inputs)
-        found = replace(proved, dropped=(), unrecognised=(*proved.unrecognised, *proved.dropped))
+        found = _proved(model, found, inputs)
     if digest:
         cache.store(digest, found)
     return found
@@ -169,9 +169,11 @@ def _find(
     used = tuple(p for p in pairs if p.kind in kinds)
     folds: list[Fold] = [*_gains(model, names, traced, used, kinds), *found.biases]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
+    missed = tuple(text for text in notes if not text.endswith(f": {ONE_SIDED}"))
     notes += tuple(inactive(getattr(model, "config", None)))
     whole = SymmetryMap(used, tuple(folds), (), notes, tuple(scales)).supported()
-    return replace(whole, dropped=(), unrecognised=(*whole.unrecognised, *whole.dropped))
+    # Not claims that failed: the preset does not fold what they need.
+    return replace(whole, dropped=(), unrecognised=(*notes, *whole.dropped), missed=(*missed, *whole.dropped))
 
 
 def _gains(
@@ -348,7 +350,9 @@ def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]
     claimed = {p.module for p in pairs if p.kind in ("qk", "vo", "qk_norm")}
 
     def told(module: str) -> bool:
-        return module in within or any(f"{module}.".startswith(f"{m}.") or m.startswith(f"{module}.") for m in claimed)
+        return any(f"{m}.".startswith(f"{module}.") for m in within) or any(
+            f"{module}.".startswith(f"{m}.") or m.startswith(f"{module}.") for m in claimed
+        )
 
     for module in traced.hidden:
         if not told(module):

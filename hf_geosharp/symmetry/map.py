@@ -75,7 +75,9 @@ class SymmetryMap:
             in which it has to be done.
         scales: what the elementwise metric is invariant under as it is.
         dropped: claims that did not hold, as text (name: reason).
-        unrecognised: modules that look like attention and were not understood.
+        unrecognised: modules that look like attention and were not understood, and what else there is to know.
+        missed: those of them where a score may not be invariant: of the attention there nothing, or only a part, is
+            claimed.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -83,6 +85,7 @@ class SymmetryMap:
     dropped: tuple[str, ...] = ()
     unrecognised: tuple[str, ...] = ()
     scales: tuple[Scale, ...] = ()
+    missed: tuple[str, ...] = ()
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:

@@ -226,7 +226,7 @@ class _Cutter(TorchFunctionMode):
         elif func in _TENSORDOTS:
             made = self._tensordot(*args, **kwargs)
         elif func in _INNERS and len(args) == 2 and not kwargs:
-            made = self._tensordot(*args, ([-1], [-1]))
+            made = self._tensordot(args[0], args[1], ([-1], [-1]))
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
         if made is not None:
