@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,6 @@ def _rows() -> Iterator[object]:
         yield pytest.param(row, marks=marks, id=str(row).replace(" ", "-"))
 
 
-@cache
 def examined(row: Row) -> tuple[SymmetryMap, Verified]:
     if reason := unknown(row):
         pytest.skip(reason)
@@ -45,6 +43,10 @@ def examined(row: Row) -> tuple[SymmetryMap, Verified]:
     return found, verify(model, found, batches)
 
 
+MISSED = {"olmo clipped", "qwen3_next", "bailing_hybrid", "mamba"}
+"""Rows in which something that looks like attention is not claimed as a whole: clipped, or without a softmax."""
+
+
 def dimensions(symmetries: SymmetryMap) -> tuple[int, int]:
     kinds = [("qk", "qk_norm"), ("vo", "vo_norm")]
     return tuple(sum(s.dimension for s in (*symmetries.pairs, *symmetries.scales) if s.kind in k) for k in kinds)  # type: ignore[return-value]
@@ -56,15 +58,6 @@ def test_dimensions_are_those_worked_out_by_hand_and_every_claim_is_proved(row: 
     assert proof.map.dropped == found.dropped
     assert dimensions(proof.map) == (row.qk, row.vo)
     assert sum(f.dimension for f in proof.map.folds if f.kind == "qk_mean") == row.means
-
-
-MISSED = {"olmo clipped", "qwen3_next", "bailing_hybrid", "mamba"}
-"""Rows in which something that looks like attention is not claimed as a whole: clipped, or without a softmax."""
-
-
-@pytest.mark.parametrize("row", [*_rows()])
-def test_nothing_is_said_to_be_missed_where_all_is_found(row: Row) -> None:
-    found, _ = examined(row)
     assert bool(found.missed) is (str(row) in MISSED)
     assert set(found.missed) <= set(found.unrecognised)
 
