@@ -343,7 +343,10 @@ def _measured(
         dropped=list(verified.map.dropped),
         health=sorted(heads, key=lambda head: place.get(head.module, len(place))),
         versions=versions(),
-        warnings=[] if attention else ["no attention symmetry was found in this model"],
+        warnings=[
+            *([] if attention else ["no attention symmetry was found in this model"]),
+            *([verified.map.limits] if verified.map.limits else []),
+        ],
     )
 
 

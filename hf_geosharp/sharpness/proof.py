@@ -88,6 +88,8 @@ class Proof:
                 f"({missed[0]}): there the score can differ between weights that compute the same function; "
                 "hf-geosharp inspect names all of them"
             )
+        if verified.map.limits:
+            self.notes.warn(verified.map.limits)
         separated, lost = verified.map.separated(model)
         for name in lost:
             self.notes.warn(

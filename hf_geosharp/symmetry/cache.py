@@ -143,6 +143,7 @@ def encode(found: SymmetryMap) -> dict[str, Any]:
         "dropped": list(found.dropped),
         "unrecognised": list(found.unrecognised),
         "missed": list(found.missed),
+        "limited": list(found.limited),
     }
 
 
@@ -155,8 +156,8 @@ def decode(data: Mapping[str, Any]) -> SymmetryMap:
     pairs, folds, scales = (tuple(map(_decode, data[k])) for k in ("pairs", "folds", "scales"))
     if not all(isinstance(p, Pair) for p in pairs) or not all(isinstance(f, Fold) for f in folds):
         raise TypeError("not a map of symmetries")
-    dropped, unrecognised, missed = (tuple(data[k]) for k in ("dropped", "unrecognised", "missed"))
-    return SymmetryMap(pairs, folds, dropped, unrecognised, scales, missed)
+    dropped, unrecognised, missed, limited = (tuple(data[k]) for k in ("dropped", "unrecognised", "missed", "limited"))
+    return SymmetryMap(pairs, folds, dropped, unrecognised, scales, missed, limited)
 
 
 def _encode(x: Any) -> Any:

@@ -158,7 +158,7 @@ def _find(
     found.biases.sort(key=lambda f: order[f.module])
     described = list(_declared_pairs(model, names, layouts, found, trials))
     found.pairs += described
-    understood = tuple(f"{p.module}.{p.kind}: " for p in described)
+    understood = tuple(f"{p.module or MODEL}.{p.kind}: " for p in described)
     found.unrecognised = [text for text in found.unrecognised if not text.startswith(understood)]
     pairs = sorted(found.pairs, key=lambda p: order[p.module])
     outside = list(units(traced, families, trials, found.names)) if kinds & {"mlp", "lora"} else []
@@ -172,8 +172,14 @@ def _find(
     missed = tuple(text for text in notes if not text.endswith(f": {ONE_SIDED}"))
     notes += tuple(inactive(getattr(model, "config", None)))
     whole = SymmetryMap(used, tuple(folds), (), notes, tuple(scales)).supported()
+    limits = tuple(
+        f"{s.name}: on inputs {probe.LARGER:g} times as large outputs move by {moved:.1e}"
+        for s in whole.symmetries
+        if (moved := trials.limit(s))
+    )
     # Not claims that failed: the preset does not fold what they need.
-    return replace(whole, dropped=(), unrecognised=(*notes, *whole.dropped), missed=(*missed, *whole.dropped))
+    notes, missed = (*notes, *whole.dropped), (*missed, *whole.dropped)
+    return replace(whole, dropped=(), unrecognised=notes, missed=missed, limited=limits)
 
 
 def _gains(
@@ -338,10 +344,13 @@ def _of_matrices(pairs: Sequence[Pair], sites: Sequence[Attention], traced: Trac
 def _place(scope: str, sites: Sequence[Attention]) -> str:
     """Where to look for sites: the modules of their softmaxes, or that of it all where those are many."""
     inside = list(dict.fromkeys(s.softmax.scope[-1] for s in sites if s.softmax.scope))
-    return ", ".join(inside) if 0 < len(inside) <= MAX_PLACES else scope or "the model"
+    return ", ".join(n or MODEL for n in inside) if 0 < len(inside) <= MAX_PLACES else scope or MODEL
 
 
 MAX_PLACES = 4
+
+MODEL = "the model"
+"""What the module is called that has no name."""
 
 
 def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]) -> Iterator[str]:

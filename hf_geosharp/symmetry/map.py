@@ -78,6 +78,7 @@ class SymmetryMap:
         unrecognised: modules that look like attention and were not understood, and what else there is to know.
         missed: those of them where a score may not be invariant: of the attention there nothing, or only a part, is
             claimed.
+        limited: symmetries that end where activations are larger than on the example, as text (name: why).
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -86,6 +87,7 @@ class SymmetryMap:
     unrecognised: tuple[str, ...] = ()
     scales: tuple[Scale, ...] = ()
     missed: tuple[str, ...] = ()
+    limited: tuple[str, ...] = ()
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]:
@@ -112,6 +114,18 @@ class SymmetryMap:
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters that some symmetry moves."""
         return parameters_of(self.symmetries)
+
+    @property
+    def limits(self) -> str:
+        """A sentence on the symmetries of the map that end where activations are larger; "" if there are none."""
+        names = {s.name for s in self.symmetries}
+        limited = [text for text in self.limited if text.partition(": ")[0] in names]
+        if not limited:
+            return ""
+        return (
+            f"{len(limited)} of the symmetries {'holds' if len(limited) == 1 else 'hold'} only while activations are "
+            f"not much larger than on the example, below a clamp say ({limited[0]})"
+        )
 
     def supported(self) -> SymmetryMap:
         """The map less the pairs with a gain between their factors that no fold takes away, which are recorded."""

@@ -42,6 +42,9 @@ LARGEST = 1 << 28
 NOTHING = 1e-13
 """Relative change of the outputs that is none."""
 
+LARGER = 100.0
+"""Where a claim holds it is tried once more on inputs so many times as large: it may end there, at a clamp say."""
+
 RETRIES = 2
 """On how many modules that are alike a claim is tried before it is given up for all of them."""
 
@@ -206,11 +209,14 @@ class Trials:
         self._likeness: dict[str, object] = {}
         self._modules = dict(model.named_modules())
         self._calls, self._names = calls, names
-        self._held: set[object] = set()
+        self._held: dict[object, float] = {}
+        """Claims that have held, and by how much outputs move on larger inputs where they do not hold there."""
         self._failed: dict[object, set[str]] = {}
         """In which modules a claim has failed."""
         self._of_class: dict[object, bool] = {}
         """Whether a claim has held wherever it was tried on modules of one class, alike or not."""
+        self._limits: dict[tuple[str, str], float] = {}
+        """By module and claim how much outputs move on larger inputs, where a claim does not hold there."""
         self._twin: tuple[str, LocalTwin] | None = None
         self._narrow: tuple[str, LocalTwin] | None = None
         self._plans: dict[str, list[Cuts]] = {}
@@ -234,12 +240,13 @@ class Trials:
         On what the module was called with (or ``instead`` of that) times each of the ``scales``.
         """
         prefix = f"{scope}." if scope else ""
-        described = repr(replace(symmetry, name="", module="")).replace(f"'{prefix}", "'")  # type: ignore[type-var]
+        described = _described(symmetry).replace(f"'{prefix}", "'")
         # What is dead on the model is proved here or nowhere: not by another module of its class.
         apart = scope if instead is not None and self.called(scope) else None
         claim = described, tuple(scales), apart
         key, of_class = (self._alike(scope), *claim), (type(self._modules[scope]), *claim)
         if key in self._held:
+            self._note_limit(symmetry, scope, self._held[key])
             return True
         failed = self._failed.setdefault(key, set())
         if scope in failed or len(failed) >= RETRIES:
@@ -254,9 +261,28 @@ class Trials:
                 failed.add(scope)
                 self._of_class[of_class] = False
                 return False
-        self._held.add(key)
+        self._held[key] = self._beyond(symmetry, scope) if max(scales) < LARGER else 0.0
+        self._note_limit(symmetry, scope, self._held[key])
         self._of_class.setdefault(of_class, True)
         return True
+
+    def _beyond(self, symmetry: Symmetry, scope: str) -> float:
+        """By how much outputs move along a symmetry on larger inputs; 0 where it holds there too, or nothing shows.
+
+        Attention to one token alone says little: what does not move when it is broken on purpose is no evidence.
+        """
+        measured = self.measure(symmetry, scope, LARGER)
+        if measured is None or measured[1] <= NOTHING or measured[0] < max(HOLDS, OF_CONTROL * measured[1]):
+            return 0.0
+        return measured[0]
+
+    def _note_limit(self, symmetry: Symmetry, scope: str, moved: float) -> None:
+        if moved:
+            self._limits[scope, _described(symmetry)] = moved
+
+    def limit(self, symmetry: Symmetry) -> float:
+        """By how much outputs move along a symmetry that has held, on inputs larger by ``LARGER``; 0 if it holds."""
+        return self._limits.get((symmetry.module, _described(symmetry)), 0.0)
 
     def _alike(self, scope: str) -> object:
         """What modules have in common for which a claim holds or fails together.
@@ -360,6 +386,11 @@ class Trials:
         if twin.recorded is not call:
             twin.replay(call)
         return twin
+
+
+def _described(symmetry: Symmetry) -> str:
+    """What a symmetry is, but for its name and place."""
+    return repr(replace(symmetry, name="", module=""))  # type: ignore[type-var]
 
 
 def _functions(module: nn.Module) -> tuple[object, ...]:

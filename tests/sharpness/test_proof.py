@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp import GeosharpWarning, SharpnessResult, find_symmetries, score
+from hf_geosharp import GeosharpWarning, SharpnessResult, find_symmetries, inspect, score
 from tests.symmetry.handmade import Norm, Projected, Residual, attend, inputs
 
 MISSED = "recognised only in part or not at all in"
@@ -78,6 +78,19 @@ def test_attention_that_is_not_recognised_is_told_once(cores: int, places: str) 
     (text,) = result.warnings
     assert f"{MISSED} {places} (parts.1.qk: " in text
     assert "hf-geosharp inspect" in text
+
+
+def test_symmetries_that_end_on_larger_inputs_are_told_by_scores_and_inspections() -> None:
+    def clamped(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v.clamp(-99, 99))
+
+    model = Residual(Projected(clamped))
+    (text,) = quick(model).warnings
+    assert text.startswith("2 of the symmetries hold only while activations are not much larger")
+    (seen,) = inspect(model, inputs()).warnings
+    # Of another example, outputs move by another amount.
+    assert seen.partition(" move by ")[0] == text.partition(" move by ")[0]
+    assert quick(model, symmetries="paper").warnings[0].startswith("1 of the symmetries holds only")
 
 
 @pytest.mark.parametrize(("model", "options"), [(Projected(), {}), (Projected(bent), {"metric": "adaptive"})])

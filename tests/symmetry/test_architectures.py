@@ -58,6 +58,7 @@ def test_dimensions_are_those_worked_out_by_hand_and_every_claim_is_proved(row: 
     assert proof.map.dropped == found.dropped
     assert dimensions(proof.map) == (row.qk, row.vo)
     assert sum(f.dimension for f in proof.map.folds if f.kind == "qk_mean") == row.means
+    assert bool(found.limited) is (row.type == "dbrx")  # which cuts off queries, keys and values
     assert bool(found.missed) is (str(row) in MISSED)
     assert set(found.missed) <= set(found.unrecognised)
 

@@ -30,6 +30,7 @@ from tests.families import (
 from tests.symmetry.handmade import (
     HEAD,
     Chain,
+    Core,
     Fused,
     Latent,
     Mlp,
@@ -41,6 +42,7 @@ from tests.symmetry.handmade import (
     change,
     half,
     inputs,
+    joined,
     outputs,
     split,
 )
@@ -393,6 +395,42 @@ def test_a_claim_is_tried_on_few_layers_of_a_deep_model(bound: float | None, mon
         return len(calls)
 
     assert tried(probe.RETRIES) == tried(8) > 0
+
+
+def _far(x: Tensor) -> Tensor:
+    """As it is up to some size."""
+    return x.clamp(-99, 99)
+
+
+@pytest.mark.parametrize(
+    ("core", "ends"),
+    [
+        (lambda m, x, q, k, v: attend(_far(q), k, v), {"parts.0.qk"}),
+        (
+            lambda m, x, q, k, v: attend(q, torch.where(k.abs().amax() > 99, torch.tanh(k), k), v),
+            {"parts.0.qk", "parts.0.key_bias"},
+        ),
+        (lambda m, x, q, k, v: attend(q, k, _far(v)), {"parts.0.vo", "parts.0.value_bias"}),
+        # What is done to the logits as a whole is nothing to queries and keys.
+        (lambda m, x, q, k, v: joined(_far(q @ k.mT).softmax(-1) @ v), {"parts.0.key_bias"}),
+        (lambda m, x, q, k, v: attend(q, k, v), set()),
+    ],
+    ids=["queries", "keys by a branch", "values", "logits", "none"],
+)
+def test_a_claim_that_ends_on_larger_inputs_is_made_and_its_end_told(core: Core, ends: set[str]) -> None:
+    found = find_symmetries(Residual(Projected(core), Projected(core)), inputs())
+    assert kinds(found) == {"qk": f"GL({HEAD})", "vo": f"GL({HEAD})"}
+    both = ends | {name.replace(".0.", ".1.") for name in ends}
+    assert {text.split(": ")[0] for text in found.limited} == both
+    assert found.limits.startswith(f"{len(both)} of the symmetries hold only while" if ends else "")
+    assert found.without(dict.fromkeys(both, "because")).limits == ""
+
+
+def test_attention_that_goes_to_one_token_alone_on_larger_inputs_says_nothing() -> None:
+    """Saturated, logits do not move what comes out, whatever is done to them."""
+    found = find_symmetries(Residual(Projected(lambda m, x, q, k, v: attend(1e3 * q, 1e3 * k, v))), inputs())
+    assert kinds(found) == {"qk": f"GL({HEAD})", "vo": f"GL({HEAD})"}
+    assert found.limited == ()
 
 
 def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:

@@ -589,6 +589,13 @@ def test_sides_that_are_not_understood_are_named_with_a_reason(name: str) -> Non
 
 
 @each_site
+def test_claims_that_end_on_larger_inputs_are_told_and_no_others(name: str) -> None:
+    limited = tuple(text.split(": ")[0] for text in find(name)[1].limited)
+    ends = ("parts.0.value_bias", "parts.0.qk", "parts.0.vo") if name == "inactive clamps" else ()
+    assert limited == ends
+
+
+@each_site
 def test_every_claim_holds_far_from_the_identity_and_breaks_when_broken(name: str) -> None:
     model, found = find(name)
     proof = verify(model, found, [inputs(1), inputs(2)], condition=100.0, each=True)
