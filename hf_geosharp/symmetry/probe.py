@@ -393,11 +393,11 @@ def _described(symmetry: Symmetry) -> str:
     return repr(replace(symmetry, name="", module=""))  # type: ignore[type-var]
 
 
-def _functions(module: nn.Module) -> tuple[object, ...]:
-    """The functions that a module holds or that are hooked to it, of methods without whose they are."""
+def _functions(module: nn.Module) -> tuple[int, ...]:
+    """Identities of the functions that a module holds or that are hooked to it, of methods without whose they are."""
     held = (v for v in vars(module).values() if isinstance(v, (FunctionType, MethodType, torch.jit.ScriptFunction)))
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-    return tuple(getattr(f, "__func__", f) for f in (*held, *hooks))
+    return tuple(id(getattr(f, "__func__", f)) for f in (*held, *hooks))
 
 
 def _size(module: nn.Module, names: Mapping[int, str], cuts: Cuts) -> int:

@@ -189,6 +189,7 @@ class _Cutter(TorchFunctionMode):
             self.trace.operations.setdefault(name, set()).add(called)
 
     def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call returns: that of a linear map or a softmax a leaf."""
         if func is functional.multi_head_attention_forward:
             with self:
                 return _open_attention(*args, **kwargs)

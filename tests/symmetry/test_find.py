@@ -384,6 +384,22 @@ def test_a_layer_is_claimed_or_not_for_what_it_computes_whatever_its_class(
     ]
 
 
+def test_hooks_may_be_objects_of_any_kind() -> None:
+    class Bound:
+        """It has an equality, hence no hash."""
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        def __call__(self, module: nn.Module, args: Any, y: Tensor) -> Tensor:
+            return y.clamp(-0.3, 0.3)
+
+    parts = [Bent(None), Bent(None)]
+    parts[0].q.register_forward_hook(Bound())
+    found = find_symmetries(Residual(*parts), inputs())
+    assert [p.module for p in found.pairs if p.kind == "qk"] == ["parts.1"]
+
+
 @pytest.mark.parametrize("bound", [None, 0.3], ids=["plain", "bent"])
 def test_a_claim_is_tried_on_few_layers_of_a_deep_model(bound: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(layers: int) -> int:
