@@ -42,7 +42,8 @@ class Carried:
     They are all entries of a module's ``__dict__`` that torch does not keep there itself, with the contents of
     containers and of tensors (those on the memory of a parameter or a buffer excepted: that is not theirs), and which
     buffers there are. Where anything but numbers and texts has changed in some module, everything is put back in all of
-    them, for a flag may say what a tensor is; counters alone go on counting.
+    them, for a flag may say what a tensor is; counters alone go on counting. Numbers and texts that are new stay where
+    nothing else is new in their module: they may say that a first pass has set something up, such as hooks.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,8 +93,10 @@ class Carried:
         if not written and not self._changed():
             return
         for own, _, kept in self._attributes:
-            for name in [n for n in own if n not in kept and n not in _OWN]:
-                del own[name]
+            new = [n for n in own if n not in kept and n not in _OWN]
+            if self._altered(own, kept, new):
+                for name in new:
+                    del own[name]
             own.update(kept)
         for container, contents in self._contents.values():
             if not _same_entries(container, contents):
@@ -107,13 +110,21 @@ class Carried:
 
     def _changed(self) -> bool:
         for own, size, kept in self._attributes:
-            if len(own) != size:
+            new = [n for n in own if n not in kept and n not in _OWN] if len(own) != size else []
+            if self._altered(own, kept, new):
                 return True
-            for name, value in kept.items():
-                now = own.get(name, _ABSENT)
-                if now is not value and not (isinstance(now, _VALUES) and isinstance(value, _VALUES)):
-                    return True
         return not all(_same_entries(*both) for both in self._contents.values())
+
+    @staticmethod
+    def _altered(own: dict[str, Any], kept: dict[str, Any], new: Sequence[str]) -> bool:
+        """Whether anything but numbers and texts is new or other in a module."""
+        if not all(isinstance(own[name], _VALUES) for name in new):
+            return True
+        for name, value in kept.items():
+            now = own.get(name, _ABSENT)
+            if now is not value and not (isinstance(now, _VALUES) and isinstance(value, _VALUES)):
+                return True
+        return False
 
 
 @contextmanager

@@ -17,9 +17,11 @@ from benchmarks import tiny
 from hf_geosharp import inspect, score
 from hf_geosharp.carried import Carried, emptied
 from hf_geosharp.errors import GeosharpWarning
+from hf_geosharp.evaluating import evaluating
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.verify import verify
+from tests.sharpness.tiny import bert, bert_batches
 
 WIDTH, TOKENS = 12, 5
 
@@ -383,3 +385,40 @@ def test_levit_is_scored_as_if_it_had_no_cache(
     assert found.geodesic_sharpness == expected.geodesic_sharpness
     assert found.share == expected.share
     assert sum(v for k, v in found.share.items() if "attention_biases" in k) > 0
+
+
+class SetsUp(nn.Module):
+    """Registers a hook in its first pass, and notes that, as transformers does to record hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "installed", False):
+            self.map.register_forward_hook(self._see)
+            self.installed = True
+        return self.map(x)
+
+    def _see(self, *_: object) -> None:
+        self.seen += 1
+
+
+def test_what_a_first_pass_sets_up_is_not_set_up_again() -> None:
+    model, x = SetsUp(), torch.ones(2, 3)
+    with evaluating(model):
+        carried = Carried(model)
+        for _ in range(3):
+            model(x)
+            carried.put_back()
+    model(x)
+    assert model.seen == 4
+    assert len(model.map._forward_hooks) == 1
+
+
+def test_hidden_states_are_recorded_once_after_a_score() -> None:
+    model, batches = bert(), bert_batches(1)
+    score(model, batches, steps=2, reproducibility=False)
+    layers = model.config.num_hidden_layers
+    assert len(model(**batches[0], output_hidden_states=True).hidden_states) == layers + 1
