@@ -419,6 +419,6 @@ def test_what_a_first_pass_sets_up_is_not_set_up_again() -> None:
 
 def test_hidden_states_are_recorded_once_after_a_score() -> None:
     model, batches = bert(), bert_batches(1)
+    model.config.output_hidden_states = True
     score(model, batches, steps=2, reproducibility=False)
-    layers = model.config.num_hidden_layers
-    assert len(model(**batches[0], output_hidden_states=True).hidden_states) == layers + 1
+    assert len(model(**batches[0]).hidden_states) == model.config.num_hidden_layers + 1

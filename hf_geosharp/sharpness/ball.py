@@ -140,6 +140,7 @@ class Ball:
         ``report`` makes what is called after each step of a climb of so many.
         """
         self._generator.manual_seed(self._seed)
+        self._end = None  # its memory is not needed any more
         ends: list[Tangent] = []
 
         def climb(ascent: str, steps: int) -> Climb:

@@ -247,6 +247,21 @@ def test_in_rough_balls_the_score_of_moved_weights_is_the_same() -> None:
     assert result.geodesic_sharpness == pytest.approx(here.geodesic_sharpness, rel=1e-6)
 
 
+def test_the_peak_at_one_radius_is_let_go_of_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Tensor]] = []
+    alive: list[bool] = []
+
+    def watched(*arguments: Any) -> Peaks:
+        found = peaks(*arguments)
+        alive.extend(peak() is not None for peak in held)  # the chart knew the last point until it wrote another
+        held.append(weakref.ref(found.highest.u.pieces[0]))
+        return found
+
+    monkeypatch.setattr("hf_geosharp.sharpness.ball.peaks", watched)
+    score(bert(), bert_batches(1), rho=(0.3, 0.1), steps=4, reproducibility=False)
+    assert alive == [False]
+
+
 def test_in_a_smooth_ball_it_is_the_secant_ascent() -> None:
     auto, alone = (take(ascent=ascent, steps=20, rho=0.05) for ascent in ("auto", "secant"))
     assert all(batch.stopped == "converged" for batch in alone.per_batch)
