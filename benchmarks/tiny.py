@@ -56,6 +56,7 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"sliding_window|attention_window|attention_chunk|local_attention|window_attention", lambda v: min(v, 8)),
     (r"window", lambda v: 32 if v >= 64 else min(v, 4)),  # in pixels, or in patches
     (r"buckets", lambda v: v),
+    (r"right_context", lambda v: min(v, 2)),
     (r"chunk|block_length", lambda v: min(v, 8)),
     (r"kernel|stride|dilation|conv_l_cache|d_conv", lambda v: v if v <= 16 else 15 if v % 2 else 16),
     (r"per_tok|top_?k(?!_group)|moe_k", lambda v: min(v, 2)),
@@ -178,7 +179,7 @@ def shrink(cls: type, overrides: dict[str, Any] | None = None, instance: Any = N
             if new != default:
                 kwargs[name] = new
     kwargs.update({n: v for n, v in overrides.items() if not isinstance(v, dict) or n not in kwargs})
-    config = _make(cls, kwargs)
+    config = _with_outputs(cls, kwargs, fresh)
     types = getattr(fresh, "layer_types", None)
     if "layer_types" not in kwargs and types and len(set(types)) > len(set(getattr(config, "layer_types", None) or ())):
         kwargs["layer_types"] = list(dict.fromkeys(types))
@@ -188,6 +189,19 @@ def shrink(cls: type, overrides: dict[str, Any] | None = None, instance: Any = N
         except Exception:  # a pattern that this family does not allow: the regular one will do
             return config
     return config
+
+
+def _with_outputs(cls: type, kwargs: dict[str, Any], fresh: Any) -> Any:
+    """The configuration; of a backbone, one that gives as many stages as it did."""
+    config, wanted = _make(cls, kwargs), list(getattr(fresh, "out_features", None) or ())
+    if len(wanted) < 2 or not hasattr(config, "stage_names") or {"out_features", "out_indices"} & kwargs.keys():
+        return config
+    count = "num_hidden_layers"
+    if not set(wanted) <= set(config.stage_names) and count in kwargs:
+        kwargs[count] = len(wanted)
+        wanted = _make(cls, kwargs).stage_names[-len(wanted) :]
+    kwargs["out_features"] = wanted
+    return _make(cls, kwargs)
 
 
 def _value(config: Any, name: str, default: Any) -> Any:

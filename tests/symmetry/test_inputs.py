@@ -27,16 +27,28 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "layoutlm": {"input_ids": (2, 13), "attention_mask": (2, 13), "bbox": (2, 13, 4)},
     "pix2struct": {"flattened_patches": (2, 24, 194), "decoder_input_ids": (2, 10)},
     "patchtst": {"past_values": (2, 32, 1)},
-}
+    "timesfm": {"past_values": (2, 512), "past_values_padding": (2, 512), "freq": (2, 1)},
+    "musicgen_decoder": {"input_ids": (4 * 2, 13)},  # the codes of each codebook in a row of its own
+    "dia": {"input_ids": (2, 13), "attention_mask": (2, 13), "decoder_input_ids": (2, 13, 9)},
+    "kyutai_speech_to_text": {"input_ids": (2, 13, 4 + 1)},  # those of one moment, with a token of text
+    "idefics": {
+        "pixel_values": (2, 2, 3, 64, 64), "input_ids": (2, 13), "attention_mask": (2, 13),
+        "image_attention_mask": (2, 13, 2),
+    },
+    "paddleocr_vl_vision": {"pixel_values": (1, 48, 3, 8, 8), "grid_thw": (2, 3)},
+}  # fmt: skip
 """What each kind of model is given, by name and shape."""
 
 
 OLD = int(transformers.__version__.split(".")[0]) < 5
 """Transformers 4.x drops a Qwen2-VL's configurations that are objects; its V-JEPA 2 does not run when this small."""
 
+LATE = {"vjepa2", "qwen2_vl", "dia", "musicgen_decoder", "paddleocr_vl_vision"}
+"""Types that 4.x does not have, or not so that they run."""
+
 
 def unless_old(model_type: str, *rest: Any) -> Any:
-    marks = pytest.mark.skipif(OLD and model_type in {"vjepa2", "qwen2_vl"}, reason="does not run on transformers 4.x")
+    marks = pytest.mark.skipif(OLD and model_type in LATE, reason="does not run on transformers 4.x")
     return pytest.param(model_type, *rest, marks=marks, id=model_type)
 
 
@@ -151,6 +163,44 @@ def test_a_recipe_makes_what_would_be_made_without_running_the_model_again() -> 
     model.register_forward_pre_hook(lambda *_: pytest.fail("ran"))
     made = known.batch(rows=1, tokens=31, seed=4)
     assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in wanted.items()}
+
+
+@pytest.mark.parametrize("model_type", [unless_old(t) for t in ("whisper", "hubert", "musicgen_decoder")])
+def test_a_recipe_may_be_for_another_number_of_rows(model_type: str) -> None:
+    known = recipe(tiny.build(model_type).float())
+    for rows in (1, 3):
+        made = known.batch(rows=rows)
+        assert {k: v.shape[0] for k, v in made.items()} == {k: v.shape[0] // 2 * rows for k, v in known.first.items()}
+
+
+def test_what_fails_after_places_were_counted_is_the_reason() -> None:
+    model = tiny.build("gemma3").float()
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the text part is broken")
+
+    model.language_model.forward = broken
+    with pytest.raises(InputsError, match="the text part is broken"):
+        synthetic(model)
+
+
+class Blind(nn.Module):
+    """Gives NaN of images of its own size, and where it is hopeless of every one."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, hopeless: bool) -> None:
+        super().__init__()
+        self.config, self.hopeless = SimpleNamespace(image_size=30), hopeless
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.weight * pixel_values / (0 if self.hopeless or pixel_values.shape[-1] == 30 else 1) * 0
+
+
+@pytest.mark.parametrize(("hopeless", "side"), [(False, 64), (True, 30)])
+def test_inputs_that_give_nan_are_the_last_resort(hopeless: bool, side: int) -> None:
+    assert synthetic(Blind(hopeless))["pixel_values"].shape == (2, 3, side, side)
 
 
 def test_outputs_may_be_plain_objects() -> None:

@@ -92,10 +92,11 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
     model = without_adapter(model)
     draft = Draft(model, rows, tokens, seed)
     device = next(model.parameters()).device
-    first: Exception | None = None
+    told: Exception | None = None  # of the most likely candidate, as far as its placeholders could be counted
     tried: set[str] = set()
+    spare: Recipe | None = None
     with evaluating(model), torch.no_grad(), the_same_drawn():
-        for parts in _candidates(draft):
+        for nth, parts in enumerate(_candidates(draft)):
             for _ in range(RECOUNTS):
                 batch = {k: v.to(device) for k, v in draft.make(parts).items()}
                 shapes = str({k: v.shape for k, v in batch.items()})
@@ -105,11 +106,16 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
                 failure = _failure(model, batch)
                 if failure is None:
                     return Recipe(batch, draft, parts)
-                first = first or failure
+                if isinstance(failure, _NotANumberError):
+                    spare = spare or Recipe(batch, draft, parts)
+                    break
+                told = failure if nth == 0 else told or failure
                 if not recount(draft, model, batch, failure):
                     break
+    if spare is not None:
+        return spare
     wanted = ", ".join(map(repr, draft.unknown)) or repr(draft.main)
-    reason = f" ({type(first).__name__}: {' '.join(str(first).split())[:300]})" if first else ""
+    reason = f" ({type(told).__name__}: {' '.join(str(told).split())[:300]})" if told else ""
     raise InputsError(f"cannot make up the input {wanted} of {type(model).__name__}{reason}; pass an example batch")
 
 
@@ -126,12 +132,19 @@ def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
     yield from ((rest,) for rest in (usual, only_required, everything_known))
 
 
+class _NotANumberError(ValueError):
+    """The model runs, and all it gives of some output is NaN: nothing could be seen through it."""
+
+
 def _failure(model: nn.Module, batch: Batch) -> Exception | None:
-    """Why the model does not run on a batch; None if it does."""
+    """Why the model does not run on a batch, or to no avail; None if it does."""
     try:
-        if output_tensors(call(model, batch)):
-            return None
-        return ValueError("the model gives no tensors")
+        outputs = output_tensors(call(model, batch))
+        if not outputs:
+            return ValueError("the model gives no tensors")
+        if any(t.numel() and t.isnan().all() for t in outputs):
+            return _NotANumberError("the model gives NaN")
+        return None
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

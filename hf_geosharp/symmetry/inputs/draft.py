@@ -35,6 +35,7 @@ SIZES: dict[str, tuple[str, ...]] = {
     "horizon": ("prediction_length", "horizon_length"),
     "time_features": ("num_time_features",),
     "frames": ("num_frames", "frames_per_clip"),
+    "task": ("task_seq_len",),
 }  # fmt: skip
 """What configurations call a size."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from hf_geosharp.symmetry.inputs.draft import SIZES, Batch, Draft, Part
 
@@ -22,7 +25,8 @@ def images(draft: Draft) -> list[Part]:
     """Ways to give images, as far as the signature has a place for them."""
     names = set(draft.names)
     if names & (GRIDS | PLACES) and names & {"pixel_values", "hidden_states", "flattened_patches"}:
-        return [_patches, lambda d: _patches(d, time=1), lambda d: _patches(d, apart=True)]
+        several = [partial(_patches, time=t) for t in (None, 1, 2)]
+        return [*several, *(partial(_patches, form=form) for form in _FORMS if form != "one list")]
     if "aspect_ratio_ids" in names:
         return [_tiles]
     name = next((n for n in ("pixel_values", "pixel_values_videos", "image", "images") if n in names), None)
@@ -58,6 +62,7 @@ def _whole(name: str, lead: tuple[int, ...], size: tuple[int, int], tell: bool) 
     def make(draft: Draft) -> Batch:
         channels = draft.facts.number(SIZES["channels"], "image") or 3
         draft.sides["height"], draft.sides["width"] = size
+        draft.sides["images"] = math.prod(lead)
         sizes = {"image_sizes": torch.tensor(size).repeat(draft.rows, 1)} if tell else {}
         more = [n for n in draft.names if n.endswith(f"_{name}")]
         larger = {n: draft.normal(draft.rows, *lead, channels, *_size(draft, n.removesuffix(f"_{name}"))) for n in more}
@@ -76,10 +81,19 @@ def _tiles(draft: Draft) -> Batch:
     }
 
 
-def _patches(draft: Draft, time: int | None = None, apart: bool = False) -> Batch:
+_FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    "one list": lambda patches, _: patches,
+    "apart": lambda patches, _: patches,
+    "squares": lambda patches, shape: patches.unflatten(1, shape),
+    "squares in a batch": lambda patches, shape: patches.unflatten(1, shape)[None],
+}
+"""How patches are given: (all patches, numbers), (rows, patches, numbers), or each as (channels, height, width)."""
+
+
+def _patches(draft: Draft, time: int | None = None, form: str = "one list") -> Batch:
     """Patches of ``time`` frames each, on grids of two sides longer than one, which merging divides.
 
-    Those of all images in one list where grids say how to part them, unless they are to be ``apart``.
+    Those of all images in one list where grids say how to part them, unless another form is asked for.
     """
     get, rows = draft.facts.number, draft.rows
     merge = get(("spatial_merge_size", "merge_size", "downsample_factor", "pooling_kernel_size"), "image") or 1
@@ -92,8 +106,9 @@ def _patches(draft: Draft, time: int | None = None, apart: bool = False) -> Batc
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width)).repeat(rows, 1, 1)
     grids = torch.tensor([1, height, width]).repeat(rows, 1)
     in_one = pixels.flatten(0, 1)
+    squares = (channels, patch, -1)
     return {
-        "pixel_values": in_one if GRIDS & set(draft.names) and not apart else pixels,
+        "pixel_values": _FORMS[form](in_one, squares) if GRIDS & set(draft.names) and form != "apart" else pixels,
         "hidden_states": in_one,
         "image_grid_thw": grids,
         "grid_thw": grids,

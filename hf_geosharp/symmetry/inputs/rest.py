@@ -21,6 +21,8 @@ TABLE: dict[str, tuple[str, str]] = {
     "inputs": ("normal", "rows tokens latent"),
     "past_time_features": ("normal", "rows history time_features"),
     "past_observed_mask": ("ones", "rows history"),
+    "past_values_padding": ("zeros", "rows history"),
+    "freq": ("count", "rows 1"),
     "future_values": ("normal", "rows horizon"),
     "future_time_features": ("normal", "rows horizon time_features"),
     "query_embeds": ("normal", "rows items hidden"),
@@ -31,19 +33,22 @@ TABLE: dict[str, tuple[str, str]] = {
     "latents": ("normal", "rows latent tokens"),
     "spectrogram": ("normal", "rows tokens mel"),
     "audio_mel": ("normal", "rows frames mel"),
-    "audio_mel_mask": ("zeros", "rows frames"),
+    "audio_mel_mask": ("false", "rows frames"),
     "input_features_mask": ("ones", "rows frames"),
+    "feature_attention_mask": ("ones", "rows frames"),
     "padding_mask": ("ones", "rows frames"),
     "pixel_mask": ("ones", "rows height width"),
+    "prompt_masks": ("normal", "rows 3 height width"),
+    "image_attention_mask": ("ones", "rows tokens images"),
     "qformer_input_ids": ("count", "rows items"),
-    "task_inputs": ("count", "rows tokens"),
+    "task_inputs": ("count", "rows task"),
     "attention_mask": ("ones", "rows tokens"),
     "global_attention_mask": ("first", "rows tokens"),
 }
 """What such inputs are filled with, and the names or numbers of their sides."""
 
 OPTIONAL = ("visual_feats", "visual_pos", "visual_embeds", "states", "actions", "returns_to_go", "timesteps",
-            "inputs", "global_attention_mask")  # fmt: skip
+            "inputs", "global_attention_mask", "image_attention_mask")  # fmt: skip
 """Inputs that are given although the signature has a default for them: the model does little without."""
 
 INSTEAD = ("inputs_embeds", "hidden_states")
@@ -95,7 +100,8 @@ def _fill(draft: Draft, how: str, shape: str) -> Tensor:
         return torch.rand(sides, generator=draft.generator).to(draft.dtype)
     if how == "count":
         return torch.arange(sides[-1]).expand(sides).clone()
-    filled = torch.full(sides, int(how == "ones"), dtype=torch.long)
+    kinds = {"zeros": draft.dtype, "false": torch.bool}
+    filled = torch.full(sides, int(how == "ones"), dtype=kinds.get(how, torch.long))
     if how == "first":
         filled[..., 0] = 1
     return filled

@@ -13,7 +13,7 @@ LONGEST = 1500
 
 
 def sounds(draft: Draft) -> list[Part]:
-    """Ways to give sound, as far as the signature has a place for it."""
+    """Ways to give sound, as far as the signature has a place for it; shapes are those of one row."""
     name = next((n for n in NAMES if n in draft.names), None)
     if name is None:
         return []
@@ -25,13 +25,13 @@ def sounds(draft: Draft) -> list[Part]:
 
 
 def _spectrograms(draft: Draft, name: str) -> list[tuple[int, ...]]:
-    rows, mel = draft.rows, draft.facts.number(SIZES["mel"], "audio") or 80
+    mel = draft.facts.number(SIZES["mel"], "audio") or 80
     positions = draft.facts.number("max_source_positions", "audio")
     frames = draft.facts.number("max_length", "audio") if name == "input_values" else None
     frames = frames or draft.facts.number("spec_size", "audio") or 4 * USUAL["frames"]
     # Positions are counted after a convolution that halves them.
-    fixed = [(rows, mel, 2 * positions)] if positions and positions <= LONGEST else []
-    return [*fixed, (rows, frames, mel), (rows, mel, frames), (rows, 1, frames, mel)]
+    fixed = [(mel, 2 * positions)] if positions and positions <= LONGEST else []
+    return [*fixed, (frames, mel), (mel, frames), (1, frames, mel)]
 
 
 def _samples(draft: Draft, strides: object) -> list[tuple[int, ...]]:
@@ -39,12 +39,12 @@ def _samples(draft: Draft, strides: object) -> list[tuple[int, ...]]:
     stride = math.prod(strides) if isinstance(strides, (list, tuple)) else 320
     samples = USUAL["frames"] * stride + 400
     channels = draft.facts.number(SIZES["sound_channels"], "audio") or 1
-    return [(draft.rows, samples), (draft.rows, channels, samples)]
+    return [(samples,), (channels, samples)]
 
 
 def _sound(name: str, shape: tuple[int, ...]) -> Part:
     def make(draft: Draft) -> Batch:
-        draft.sides["frames"] = max(shape[1:])
-        return {name: draft.normal(*shape)}
+        draft.sides["frames"] = max(shape)
+        return {name: draft.normal(draft.rows, *shape)}
 
     return make

@@ -26,18 +26,35 @@ CHARACTERS = 1000
 """Vocabulary of a model of text whose configuration names none: it reads characters."""
 
 
+CODES = ("num_codebooks", "num_channels")
+"""Numbers of codes that stand for one moment of sound."""
+
+
 def texts(draft: Draft) -> list[Part]:
-    """One way to give text, if the model reads any."""
-    return [_text] if "input_ids" in draft.names and _vocabulary(draft) else []
+    """Ways to give text, if the model reads any: tokens, or several codes in the place of each."""
+    return [_text, *_codes(draft, "input_ids")] if "input_ids" in draft.names and _vocabulary(draft) else []
 
 
 def decoders(draft: Draft) -> list[Part]:
-    """What a decoder is given: tokens, or frames of speech as wide as a spectrogram or as the model."""
-    if "decoder_input_ids" in draft.names and _vocabulary(draft):
-        return [lambda d: {"decoder_input_ids": _ids(d, max(2, d.tokens - 3))}]
+    """What a decoder is given: tokens or codes, or frames of speech as wide as a spectrogram or as the model."""
+    name = "decoder_input_ids"
+    if name in draft.names and _vocabulary(draft):
+        return [lambda d: {name: _ids(d, d.rows, max(2, d.tokens - 3))}, *_codes(draft, name)]
     if "decoder_input_values" in draft.names:
         return [_speech("mel"), _speech("hidden")]
     return [lambda d: {}]
+
+
+def _codes(draft: Draft, name: str) -> list[Part]:
+    """Codes of sound: each kind in a row of its own, or those of one moment side by side, maybe with a text token."""
+    codes = draft.facts.number(CODES, "text") or 1
+    if codes == 1 or "pixel_values" in draft.names:
+        return []
+    return [
+        lambda d: {name: _ids(d, codes * d.rows, d.tokens)},
+        lambda d: {name: _ids(d, d.rows, d.tokens, codes)},
+        lambda d: {name: _ids(d, d.rows, d.tokens, codes + 1)},
+    ]
 
 
 def _speech(width: str) -> Part:
@@ -49,11 +66,11 @@ def _vocabulary(draft: Draft) -> int:
     return known or (CHARACTERS if draft.main == "input_ids" else 0)
 
 
-def _ids(draft: Draft, length: int) -> Tensor:
-    """(rows, length) over the vocabulary, without the tokens that mean something to the model."""
+def _ids(draft: Draft, *sides: int) -> Tensor:
+    """Such a tensor over the vocabulary, without the tokens that mean something to the model."""
     vocabulary = _vocabulary(draft)
     lowest = min(3, vocabulary - 1)
-    ids = torch.randint(lowest, vocabulary, (draft.rows, length), generator=draft.generator)
+    ids = torch.randint(lowest, vocabulary, sides, generator=draft.generator)
     special = torch.tensor(draft.facts.special_tokens(), dtype=torch.long)
     plain = torch.arange(lowest, vocabulary)
     plain = plain[~torch.isin(plain, special)]
@@ -63,7 +80,7 @@ def _ids(draft: Draft, length: int) -> Tensor:
 def _text(draft: Draft) -> Batch:
     limit = draft.facts.number(("max_position_embeddings", "n_positions", "max_positions"), "text")
     tokens = max(2, min(draft.tokens, (limit or draft.tokens + 2) - 2))
-    ids = _ids(draft, tokens)
+    ids = _ids(draft, draft.rows, tokens)
     mask = torch.ones_like(ids)
     mask[-1, tokens - 2 :] = 0
     end = draft.facts.get("eos_token_id", "text")
