@@ -170,9 +170,9 @@ def inv_exact(grams: Grams) -> Tensor:
     return torch.cat([root.unsqueeze(-1) * x * scale.unsqueeze(-2) for x in (a, b)], dim=-2)
 
 
-def start(d: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients and velocity at t = 0: c = [1; 0], v = [0; 1], each (copies, 2d, d)."""
-    one = torch.eye(d, dtype=like.dtype, device=like.device).expand(*like.shape[:-2], d, d)
+def start(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Coefficients and velocity at t = 0: c = [1; 0], v = [0; 1], each (copies, 2d, d); ``like`` is (copies, d, d)."""
+    one = _eye_like(like).expand_as(like)
     zero = torch.zeros_like(one)
     return torch.cat([one, zero], dim=-2), torch.cat([zero, one], dim=-2)
 

@@ -199,7 +199,7 @@ class PairMetric(Metric):
 
     def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Pairwise:
         """Coefficients of the exact end point; integrated with its own error control unless a closed form is known."""
-        c, v = geodesics.start(g.c.shape[-1], g.c)
+        c, v = geodesics.start(g.c)
         acceleration = self.acceleration(g.full(), h.full(), shift)
         return geodesics.integrate_to_tolerance(acceleration, (c, c), (v, v), tolerance)
 

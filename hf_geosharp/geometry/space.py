@@ -38,12 +38,6 @@ class Tangent:
         """A copy with memory of its own."""
         return Tangent(tuple(p.clone() for p in self.pieces))
 
-    def copy_(self, other: Tangent) -> Tangent:
-        """Takes the values of another."""
-        for mine, theirs in zip(self.pieces, other.pieces, strict=True):
-            mine.copy_(theirs)
-        return self
-
     def mul_(self, factor: float) -> Tangent:
         """Scales it."""
         for piece in self.pieces:

@@ -69,16 +69,15 @@ MAX_PARTNERS = 4
 """Features of one map that one feature may meet in a head: one, or two that are turned; more hang together."""
 
 
-def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor], seed: int = 0) -> Couplings:
+def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> Couplings:
     """Takes a form apart into heads and finds which features meet in each.
 
     Args:
         form: scalars (lead axes), one of which (or several) are a head's; with a graph to the ports.
         ports: what it may depend on.
         seeds: for each port which features are of the second factor (H side).
-        seed: of the random weights.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
     tensors = [p.tensor for p in ports]
     first = torch.autograd.grad(form, tensors, weights, create_graph=True, allow_unused=True)

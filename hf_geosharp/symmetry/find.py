@@ -137,7 +137,7 @@ def _find(
     inputs: Mapping[str, Any],
     kinds: frozenset[str],
     layouts: Sequence[Layout],
-    alive: Callable[[], None] = lambda: None,
+    alive: Callable[[], None],
 ) -> SymmetryMap:
     names = canonical_names(model)
     traced = trace(model, inputs)

@@ -216,14 +216,10 @@ class SymmetryMap:
         """The element that brings everything back (to rounding)."""
         return Element({s.name: s.inverse(element.moves[s.name]) for s in self.symmetries})
 
-    def move(
-        self, weights: Weights, element: Element, *, only: Iterable[str] | None = None, back: bool = False
-    ) -> None:
-        """Moves a mapping of weights along its orbit, in place; ``back`` undoes a move by the inverse element."""
-        chosen = None if only is None else set(only)
-        for symmetry in reversed(self.symmetries) if back else self.symmetries:
-            if chosen is None or symmetry.name in chosen:
-                symmetry.apply(weights, element.moves[symmetry.name])
+    def move(self, weights: Weights, element: Element) -> None:
+        """Moves a mapping of weights along its orbit, in place."""
+        for symmetry in self.symmetries:
+            symmetry.apply(weights, element.moves[symmetry.name])
 
     def apply(self, model: nn.Module, element: Element, *, back: bool = False) -> None:
         """Moves a model along its orbit, in place: computed in float64, rounded once to the model's dtype.

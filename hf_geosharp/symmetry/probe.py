@@ -39,6 +39,9 @@ OF_CONTROL = 1e-3
 LARGEST = 1 << 28
 """Parameters of the largest module that is copied in double precision."""
 
+CONDITION = 10.0
+"""Condition of the elements by which a claim is tried."""
+
 NOTHING = 1e-13
 """Relative change of the outputs that is none."""
 
@@ -94,16 +97,14 @@ class LocalTwin:
     With ``cuts`` it is a narrow one (:mod:`hf_geosharp.symmetry.narrow`).
     """
 
-    def __init__(
-        self, module: nn.Module, recorded: Call, names: Mapping[int, str], seed: int = 0, cuts: Cuts = narrow.WHOLE
-    ) -> None:
+    def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], cuts: Cuts = narrow.WHOLE) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
         self.cuts = cuts
         shapes = {names[id(p)]: tuple(p.shape) for _, p in own if id(p) in names}
         self._widths = cuts.widths(shapes)
         self.replay(recorded)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self.weights: dict[str, Tensor] = {}
         instead: dict[int, Any] = {}
         with torch.no_grad():
@@ -136,11 +137,9 @@ class LocalTwin:
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         return output_tensors(outputs)
 
-    def test(
-        self, symmetry: Symmetry, seed: int = 1, condition: float = 10.0, scale: float = 1.0
-    ) -> tuple[float, float]:
+    def test(self, symmetry: Symmetry, scale: float = 1.0) -> tuple[float, float]:
         """(deviation, control): relative change of the output along the symmetry, and when it is broken on purpose."""
-        move = symmetry.random(self.weights, torch.Generator().manual_seed(seed), condition)
+        move = symmetry.random(self.weights, torch.Generator().manual_seed(1), CONDITION)
         if scale not in self._bases:
             self._bases[scale] = self.run(self.weights, scale)
         results = []
@@ -329,7 +328,7 @@ class Trials:
                 self.too_large[scope] = size
                 return None
             try:
-                measured = self._of(scope, call).test(symmetry, scale=scale)
+                measured = self._of(scope, call).test(symmetry, scale)
             except KeyError:
                 # It moves parameters of more than this module.
                 if not scope or instead is not None:
@@ -366,7 +365,7 @@ class Trials:
                 twin = self._narrow[1]
                 if twin.recorded is not call:
                     twin.replay(call)
-                measured = twin.test(short, scale=scale)
+                measured = twin.test(short, scale)
             except KeyError:
                 return None  # it moves parameters of more than this module
             except Exception:

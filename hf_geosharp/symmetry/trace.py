@@ -162,12 +162,12 @@ def _is_maximum(x: Any) -> bool:
 class _Cutter(TorchFunctionMode):
     """Replaces linear maps and softmaxes by leaves, and notes them."""
 
-    def __init__(self, trace: Trace, owners: Mapping[int, list[tuple[str, Tensor]]], seed: int) -> None:
+    def __init__(self, trace: Trace, owners: Mapping[int, list[tuple[str, Tensor]]]) -> None:
         super().__init__()
         self.trace, self._owners = trace, owners
         self.scope: list[str] = []
         self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(0)
 
     def __torch_function__(
         self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
@@ -570,7 +570,7 @@ def is_norm(module: nn.Module) -> bool:
     return weight is not None and weight.ndim == 1 and not module._modules
 
 
-def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
+def trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
     """Runs the model once with its linear maps cut; the model comes back as it was.
 
     To differentiate what comes out with respect to parameters that are frozen, do that within :func:`differentiable`.
@@ -579,17 +579,17 @@ def trace(model: nn.Module, batch: Mapping[str, Any], seed: int = 0) -> Trace:
         Exception: what the model raises on this batch.
     """
     with torch.inference_mode(False):
-        return _trace(model, batch, seed)
+        return _trace(model, batch)
 
 
-def _trace(model: nn.Module, batch: Mapping[str, Any], seed: int) -> Trace:
+def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
     result = Trace()
     names: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
         if p.is_floating_point() and p.numel():
             names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
             result.parameters[id(p)] = name
-    cutter = _Cutter(result, names, seed)
+    cutter = _Cutter(result, names)
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     with differentiable(model), _scoped(model, cutter, result), no_fast_path(), torch.enable_grad(), cutter:
