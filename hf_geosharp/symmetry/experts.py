@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
-from hf_geosharp.symmetry.recorded import Call
+from hf_geosharp.symmetry.recorded import Call, mapped
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.units import SCALES
 from hf_geosharp.symmetry.views import View
@@ -111,15 +111,14 @@ def _others(
 
 def _exchanged(x: Any, first: int, second: int) -> tuple[Any, bool]:
     """Arguments with two whole numbers exchanged in every tensor of them, and whether there was one to exchange."""
-    if isinstance(x, Tensor):
-        if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-            return x, False
-        one, other = x == first, x == second
-        return torch.where(one, second, torch.where(other, first, x)).to(x.dtype), bool(one.any())
-    if isinstance(x, (list, tuple)):
-        parts = [_exchanged(v, first, second) for v in x]
-        return type(x)(p for p, _ in parts), any(c for _, c in parts)
-    if isinstance(x, dict):
-        items = {k: _exchanged(v, first, second) for k, v in x.items()}
-        return {k: v for k, (v, _) in items.items()}, any(c for _, c in items.values())
-    return x, False
+    changed = False
+
+    def exchange(v: Any) -> Any:
+        nonlocal changed
+        if not isinstance(v, Tensor) or v.is_floating_point() or v.is_complex() or v.dtype == torch.bool:
+            return v
+        one, other = v == first, v == second
+        changed = changed or bool(one.any())
+        return torch.where(one, second, torch.where(other, first, v)).to(v.dtype)
+
+    return mapped(x, exchange), changed

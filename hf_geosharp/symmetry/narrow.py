@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hf_geosharp.symmetry.base import Symmetry
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Between
+from hf_geosharp.symmetry.recorded import mapped
 from hf_geosharp.symmetry.views import View
 
 if TYPE_CHECKING:
@@ -203,13 +204,12 @@ def _number(x: object) -> bool:
 
 def shortened(x: Any, widths: frozenset[int], width: int) -> Any:
     """Arguments whose floating-point tensors are cut along a last axis that is as wide as a stream."""
-    if isinstance(x, Tensor):
-        return x[..., :width] if x.is_floating_point() and x.ndim > 1 and x.shape[-1] in widths else x
-    if isinstance(x, (list, tuple)):
-        return type(x)(shortened(v, widths, width) for v in x)
-    if isinstance(x, dict):
-        return {k: shortened(v, widths, width) for k, v in x.items()}
-    return x
+
+    def short(v: Any) -> Any:
+        cut = isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1 and v.shape[-1] in widths
+        return v[..., :width] if cut else v
+
+    return mapped(x, short)
 
 
 Plan = Callable[[str, Mapping[str, tuple[int, ...]]], Sequence[Cuts]]

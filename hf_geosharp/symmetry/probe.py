@@ -28,7 +28,7 @@ from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
 from hf_geosharp.symmetry.narrow import Cuts, Plan
 from hf_geosharp.symmetry.parameters import Copies
-from hf_geosharp.symmetry.recorded import Call
+from hf_geosharp.symmetry.recorded import Call, mapped
 
 HOLDS = 1e-7
 """A claim holds on a twin when its relative deviation is below this ..."""
@@ -81,13 +81,7 @@ def double_by_default() -> Iterator[None]:
 
 
 def _wide(x: Any, scale: float = 1.0) -> Any:
-    if isinstance(x, Tensor):
-        return x.double() * scale if x.is_floating_point() else x
-    if isinstance(x, (list, tuple)):
-        return type(x)(_wide(v, scale) for v in x)
-    if isinstance(x, dict):
-        return {k: _wide(v, scale) for k, v in x.items()}
-    return x
+    return mapped(x, lambda v: v.double() * scale if isinstance(v, Tensor) and v.is_floating_point() else v)
 
 
 class LocalTwin:

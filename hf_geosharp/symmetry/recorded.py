@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,27 @@ class Call:
         return any(isinstance(x, nn.Module) for x in (*self.args, *self.kwargs.values()))
 
 
+def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments in which each thing is changed, in lists, tuples and dicts of the same kinds."""
+    if isinstance(x, (list, tuple)):
+        items = [mapped(v, change) for v in x]
+        # A named tuple takes its fields one by one.
+        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+    if isinstance(x, dict):
+        made = copy.copy(x)
+        for key, value in x.items():
+            made[key] = mapped(value, change)
+        return made
+    return change(x)
+
+
 def detached(x: Any) -> Any:
     """A copy of arguments that shares neither memory nor graph with them; caches of earlier keys become None."""
-    if isinstance(x, Tensor):
-        return x.detach().clone()
-    if isinstance(x, (list, tuple)):
-        return type(x)(detached(v) for v in x)
-    if isinstance(x, dict):
-        return {k: detached(v) for k, v in x.items()}
-    # A cache of earlier keys would grow with every replay.
-    return None if hasattr(x, "get_seq_length") else x
+
+    def apart(v: Any) -> Any:
+        if isinstance(v, Tensor):
+            return v.detach().clone()
+        # A cache of earlier keys would grow with every replay.
+        return None if hasattr(v, "get_seq_length") else v
+
+    return mapped(x, apart)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from hf_geosharp.errors import InputsError, UsageError
 from hf_geosharp.sharpness.borrow import borrow
@@ -721,3 +723,42 @@ def test_a_search_leaves_the_random_numbers_as_they_were() -> None:
 def test_another_preset_is_refused_before_anything_is_done() -> None:
     with pytest.raises(UsageError, match="preset is 'ful'; it is one of full, attention, paper"):
         find_symmetries(nn.Linear(1, 1), preset="ful")
+
+
+class Packed(NamedTuple):
+    """What a module hands on to the next."""
+
+    last_hidden_state: Tensor
+    length: int
+
+
+class Unpacking(Projected):
+    """Attention to what is packed."""
+
+    def forward(self, packed: Any) -> Tensor:
+        return super().forward(packed.last_hidden_state)
+
+
+class Packing(nn.Module):
+    """Packs its input for the module inside."""
+
+    def __init__(self, pack: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.pack, self.attention = pack, Unpacking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(self.pack(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [lambda x: Packed(x, x.shape[1]), lambda x: BaseModelOutput(last_hidden_state=x)],
+    ids=["a named tuple", "an output of transformers"],
+)
+def test_a_module_is_run_by_itself_on_what_it_was_given_in_a_container_of_its_own_kind(
+    pack: Callable[[Tensor], Any],
+) -> None:
+    plain = find_symmetries(Residual(Projected()), inputs())
+    found = find_symmetries(Residual(Packing(pack)), inputs())
+    assert found.dimension == plain.dimension > 0
+    assert not found.unrecognised
