@@ -41,28 +41,22 @@ class Fold(Symmetry):
 
 
 @dataclass(frozen=True)
-class KeyBias(Fold):
-    """b_K -> b_K + c: the logits of a query move together, and softmax does not see it."""
+class _Bias(Fold):
+    """A bias that can be shifted by any numbers, its ``weight`` being what tells or takes up the shift."""
 
     name: str
     module: str
     bias: View
     weight: View
-    kind: str = "key_bias"
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The bias; the weight is read by the control only."""
-        return self.bias.parameter, self.weight.parameter
 
     @property
     def dimension(self) -> int:
-        """One for each entry."""
+        """One for each entry of the bias."""
         return self.bias.count * self.bias.width
 
     @property
     def fixed(self) -> tuple[View, ...]:
-        """The whole key bias."""
+        """The whole bias."""
         return (self.bias,)
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
@@ -73,10 +67,26 @@ class KeyBias(Fold):
         """The opposite shift."""
         return {"c": -move["c"]}
 
-    def apply(self, weights: Weights, move: Move) -> None:
-        """b_K += c."""
+    def _shift(self, weights: Weights, move: Move) -> None:
+        """b += c."""
         bias = self.bias.of(weights[self.bias.parameter])
         bias += move["c"].to(bias)
+
+
+@dataclass(frozen=True)
+class KeyBias(_Bias):
+    """b_K -> b_K + c: the logits of a query move together, and softmax does not see it."""
+
+    kind: str = "key_bias"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The bias; the weight is read by the control only."""
+        return self.bias.parameter, self.weight.parameter
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """b_K += c."""
+        self._shift(weights, move)
 
     def break_(self, weights: Weights, move: Move) -> None:
         """The outputs of W_K scale by 1 + c, so that what is added to a logit depends on the token.
@@ -93,32 +103,19 @@ class KeyBias(Fold):
 
 
 @dataclass(frozen=True)
-class ValueBias(Fold):
-    """b_V -> b_V + c, b_O -> b_O - W_O c: attention weights sum to one."""
+class ValueBias(_Bias):
+    """b_V -> b_V + c, b_O -> b_O - W_O c: attention weights sum to one.
 
-    name: str
-    module: str
-    bias: View
-    weight: View
-    """W_O as (copies, d, [g,] o)."""
+    ``weight`` is W_O as (copies, d, [g,] o), ``out`` is b_O as (o,). What the bias did is in b_O once it is folded.
+    """
+
     out: View
-    """b_O as (o,)."""
     kind: str = "value_bias"
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """b_V, W_O, b_O."""
         return self.bias.parameter, self.weight.parameter, self.out.parameter
-
-    @property
-    def dimension(self) -> int:
-        """One for each entry of b_V."""
-        return self.bias.count * self.bias.width
-
-    @property
-    def fixed(self) -> tuple[View, ...]:
-        """b_V; what it did is in b_O."""
-        return (self.bias,)
 
     def _through(self, weights: Weights, c: Tensor) -> Tensor:
         """W_O c, (o,)."""
@@ -127,24 +124,15 @@ class ValueBias(Fold):
         weight = weight.reshape(c.numel(), -1, weight.shape[-1])
         return (weight * c.to(weight).reshape(-1, 1, 1)).flatten(0, 1).sum(0)
 
-    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
-        """A standard normal shift."""
-        return {"c": torch.randn(self.bias.shape(), generator=generator, dtype=torch.float64)}
-
-    def inverse(self, move: Move) -> Move:
-        """The opposite shift."""
-        return {"c": -move["c"]}
-
     def apply(self, weights: Weights, move: Move) -> None:
         """b_V += c, b_O -= W_O c."""
-        bias, out = self.bias.of(weights[self.bias.parameter]), self.out.of(weights[self.out.parameter])
-        bias += move["c"].to(bias)
+        self._shift(weights, move)
+        out = self.out.of(weights[self.out.parameter])
         out -= self._through(weights, move["c"])
 
     def break_(self, weights: Weights, move: Move) -> None:
         """b_V += c alone."""
-        bias = self.bias.of(weights[self.bias.parameter])
-        bias += move["c"].to(bias)
+        self._shift(weights, move)
 
     def canonicalise(self, weights: Weights) -> None:
         """b_O += W_O b_V, b_V = 0."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from hf_geosharp.symmetry.base import Move, Symmetry, Weights
-from hf_geosharp.symmetry.views import View
+from hf_geosharp.symmetry.views import View, scale
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,9 @@ class Scale(Symmetry):
 
     def apply(self, weights: Weights, move: Move) -> None:
         """Both sides."""
-        self._scale(self.g, weights, move["s"])
-        self._scale(self.h, weights, move["s"] ** -self.power)
+        scale(self.g, weights, move["s"])
+        scale(self.h, weights, move["s"] ** -self.power)
 
     def break_(self, weights: Weights, move: Move) -> None:
         """The way in alone; of heads that are normalised one coordinate alone."""
-        self._scale(self.g, weights, move["s"], None if self.h else 1)
-
-    @staticmethod
-    def _scale(views: tuple[View, ...], weights: Weights, s: Tensor, coordinates: int | None = None) -> None:
-        for view in views:
-            window = view.of(weights[view.parameter])
-            if coordinates is not None:
-                window = window.narrow(len(view.copies), 0, coordinates)
-            window *= s.to(window).reshape(
-                [view.sizes[n] for n in view.copies] + [1] * (window.ndim - len(view.copies))
-            )
+        scale(self.g if self.h else [v.pick(v.dim[0], 0) for v in self.g], weights, move["s"])
