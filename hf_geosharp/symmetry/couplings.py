@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_geosharp.symmetry.features import Node, Port
+from hf_geosharp.symmetry.features import Node, Port, drawn, only
 
 Edges = dict[tuple[Node, Node], float]
 
@@ -77,8 +78,7 @@ def couplings(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> C
         ports: what it may depend on.
         seeds: for each port which features are of the second factor (H side).
     """
-    generator = torch.Generator().manual_seed(0)
-    weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
+    weights = drawn(form.shape, form, 0)
     tensors = [p.tensor for p in ports]
     first = torch.autograd.grad(form, tensors, weights, create_graph=True, allow_unused=True)
     masks = _head_masks(form, ports, weights, first)
@@ -197,8 +197,7 @@ def _head_masks(form: Tensor, ports: Sequence[Port], weights: Tensor, first: Seq
     for axis, size in enumerate(form.shape):
         if size == 1:
             continue
-        mask = torch.zeros_like(weights)
-        mask.select(axis, 0).copy_(weights.select(axis, 0))
+        mask = only(weights, axis, 0)
         part = torch.autograd.grad(form, [p.tensor for p in ports], mask, retain_graph=True, allow_unused=True)
         features = [p.features(g) for p, g in zip(ports, part, strict=True)]
         if any(int(a.sum()) < int(b.sum()) for a, b in zip(features, everything, strict=True)):
@@ -207,10 +206,7 @@ def _head_masks(form: Tensor, ports: Sequence[Port], weights: Tensor, first: Seq
         return [weights]
     masks = []
     sizes = [form.shape[a] for a in carrying]
-    total = 1
-    for n in sizes:
-        total *= n
-    for k in range(min(total, MAX_HEADS + 1)):
+    for k in range(min(math.prod(sizes), MAX_HEADS + 1)):
         mask, rest = torch.zeros_like(weights), k
         view, source = mask, weights
         for axis, n in sorted(zip(carrying, sizes, strict=True), reverse=True):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.couplings import couplings
 from hf_geosharp.symmetry.feature_views import entries_view
-from hf_geosharp.symmetry.features import Families, Node, Port
+from hf_geosharp.symmetry.features import Families, Node, Port, drawn
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.partition import Partition
@@ -69,8 +69,7 @@ def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
     long and in vain.
     """
     form = contracted(logits)
-    generator = torch.Generator().manual_seed(3)
-    weights = (torch.rand(form.shape, generator=generator) + 0.5).to(form)
+    weights = drawn(form.shape, form, 3)
     grads = torch.autograd.grad(form, [first, second], weights, create_graph=True, allow_unused=True)
     if any(g is None or not g.requires_grad for g in grads):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,9 +52,7 @@ def _views(family: Family, table: Tensor, turned: bool, alone: bool = False) -> 
     axes: list[Axis] = []
     start, rest = list(family.start), table
     for d in family.dimensions:
-        inner = 1
-        for later in family.dimensions[family.dimensions.index(d) + 1 :]:
-            inner *= family.shape[later]
+        inner = math.prod(family.shape[later] for later in family.dimensions[family.dimensions.index(d) + 1 :])
         index, rest = rest // inner, rest % inner
         found = _regular(index, names, d)
         if found is None:
@@ -95,11 +94,8 @@ def _complete(axes: Sequence[Axis], names: Sequence[str], table: Tensor, dimensi
     out: list[Axis] = []
     for name, size in zip(names, table.shape, strict=True):
         own = [a for a in axes if a.name.rstrip("0123456789") == name] or [Axis(name, 1, dimension, 1)]
-        total = 1
-        for k, a in enumerate(own):
-            out.append(Axis(f"{name}{k or ''}", a.size, a.dimension, a.step))
-            total *= a.size
-        if total != size:
+        out += [Axis(f"{name}{k or ''}", a.size, a.dimension, a.step) for k, a in enumerate(own)]
+        if math.prod(a.size for a in own) != size:
             return None
     return out
 

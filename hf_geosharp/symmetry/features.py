@@ -14,6 +14,18 @@ Node = tuple[int, int]
 """A feature: which family, and which index in it."""
 
 
+def drawn(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
+    """Random numbers from 0.5 to 1.5, the same each time: weighted by them terms of a sum do not cancel by chance."""
+    return (torch.rand(tuple(shape), generator=torch.Generator().manual_seed(seed)) + 0.5).to(like)
+
+
+def only(weights: Tensor, axis: int, index: int) -> Tensor:
+    """Weights at one index of an axis, and zeros elsewhere."""
+    mask = torch.zeros_like(weights)
+    mask.select(axis, index).copy_(weights.select(axis, index))
+    return mask
+
+
 @dataclass(frozen=True)
 class Family:
     """Features of one kind: outputs (or inputs) of linear maps, or entries of a parameter that is used by itself.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.feature_views import features_view
-from hf_geosharp.symmetry.features import Families
+from hf_geosharp.symmetry.features import Families, drawn
 from hf_geosharp.symmetry.fold import Mean
 from hf_geosharp.symmetry.sites import Attention
 from hf_geosharp.symmetry.trace import Trace
@@ -31,7 +31,7 @@ def means(sites: Sequence[Attention], scope: str, trace: Trace, families: Famili
         writers = [x for x in trace.linears if id(x.leaf) in behind]
         if not writers:
             continue
-        noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(4)) + 0.5).to(logits)
+        noise = drawn(logits.shape, logits, 4)
         grads = torch.autograd.grad(logits, [x.leaf for x in writers], noise, retain_graph=True, allow_unused=True)
         for writer, gradient in zip(writers, grads, strict=True):
             heads = None if gradient is None else _heads(gradient.detach().movedim(writer.axis, -1).flatten(0, -2))
@@ -53,8 +53,7 @@ def _heads(gradient: Tensor) -> Tensor | None:
     count = gradient.shape[1]
     alive = (gradient != 0).any(0)
     # What is zero at every place is so for any sum over places.
-    weights = torch.rand(2, gradient.shape[0], generator=torch.Generator().manual_seed(5)) + 0.5
-    terms = weights.to(gradient) @ gradient
+    terms = drawn((2, gradient.shape[0]), gradient, 5) @ gradient
     for d in _divisors(count)[1:]:
         for apart in _divisors(count // d):
             table = torch.arange(count).view(-1, d, apart).mT.flatten(0, 1)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings, single
-from hf_geosharp.symmetry.features import Families, Port
+from hf_geosharp.symmetry.features import Families, Port, drawn, only
 from hf_geosharp.symmetry.trace import Linear, Softmax, Trace
 
 
@@ -203,13 +203,12 @@ def _layouts(logits: Tensor, ports: Sequence[Port]) -> Iterator[Tensor]:
     if logits.ndim < 4 or not ports:
         yield logits
         return
-    noise = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) + 0.5).to(logits)
+    noise = drawn(logits.shape, logits, 1)
 
     def nested(axis: int) -> bool:
         read = []
         for index in (0, logits.shape[axis] - 1):
-            mask = torch.zeros_like(noise)
-            mask.select(axis, index).copy_(noise.select(axis, index))
+            mask = only(noise, axis, index)
             grads = torch.autograd.grad(logits, [p.tensor for p in ports], mask, retain_graph=True, allow_unused=True)
             read.append(torch.cat([p.features(g).cpu() for p, g in zip(ports, grads, strict=True)]))
         first, last = read
@@ -235,14 +234,11 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
     tensors = [p.tensor for p in ports]
     if not tensors:
         return None
-    generator = torch.Generator().manual_seed(1)
-    noise = (torch.rand(logits.shape, generator=generator) + 0.5).to(logits)
+    noise = drawn(logits.shape, logits, 1)
     last = [n - 1 for n in logits.shape[-2:]]
 
     def counted(axis: int, index: int) -> list[Tensor]:
-        mask = torch.zeros_like(noise)
-        mask.select(axis, index).copy_(noise.select(axis, index))
-        grads = torch.autograd.grad(logits, tensors, mask, retain_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(logits, tensors, only(noise, axis, index), retain_graph=True, allow_unused=True)
         return [_positions(p, g) for p, g in zip(ports, grads, strict=True)]
 
     def told(row: list[Tensor]) -> list[Tensor] | None:
@@ -366,6 +362,4 @@ def _factors(form: Tensor, ports: Sequence[Port], seeds: Sequence[Tensor]) -> li
 
 def contracted(x: Tensor, axes: int = 2) -> Tensor:
     """Queries and keys summed with random weights: one scalar for each index of the other axes."""
-    generator = torch.Generator().manual_seed(2)
-    weights = (torch.rand(x.shape[-axes:], generator=generator) + 0.5).to(x)
-    return (x * weights).sum(tuple(range(-axes, 0)))
+    return (x * drawn(x.shape[-axes:], x, 2)).sum(tuple(range(-axes, 0)))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.feature_views import features_view
-from hf_geosharp.symmetry.features import Families
+from hf_geosharp.symmetry.features import Families, drawn
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
@@ -70,10 +70,8 @@ def _felt(reader: Linear, sources: list[Tensor]) -> list[Tensor]:
     """Those of the sources that reach what the reader reads; experts share a tensor, each reads rows of its own."""
     if len(sources) < 2:
         return sources
-    noise = torch.rand(reader.source.shape, generator=torch.Generator().manual_seed(7)) + 0.5
-    grads = torch.autograd.grad(
-        reader.source, sources, noise.to(reader.source), retain_graph=True, allow_unused=True
-    )  # fmt: skip
+    noise = drawn(reader.source.shape, reader.source, 7)
+    grads = torch.autograd.grad(reader.source, sources, noise, retain_graph=True, allow_unused=True)
     return [s for s, g in zip(sources, grads, strict=True) if g is not None and bool(g.any())]
 
 
@@ -130,8 +128,7 @@ def _same(writer: Linear, reader: Linear) -> bool:
 def _degree(writer: Linear, reader: Linear, features: range) -> int:
     """k where scaling feature a by 1 + t changes column a by k t relative, for all of them; 0 if there is no such."""
     x, y = reader.source, writer.leaf
-    generator = torch.Generator().manual_seed(5)
-    t = (torch.rand(len(features), generator=generator) + 0.5).to(y)
+    t = drawn((len(features),), y, 5)
     tangent = torch.zeros_like(y)
     chosen = slice(features.start, features.stop, features.step)
     across, written = (z.movedim(writer.axis, -1)[..., chosen] for z in (tangent, y.detach()))

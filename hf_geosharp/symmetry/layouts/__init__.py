@@ -7,6 +7,7 @@ probed and verified like everything else.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -254,7 +255,7 @@ def _sizes(linears: Mapping[str, LinearMap], layout: Layout, config: Any) -> dic
     if not key or query % key or inner % query:
         return None
     sizes = {"n": key, "g": query // key, "h": inner // query, "s": layout.parts}
-    expected = {role: _product(layout.patterns[role], sizes) for role in ROLES}
+    expected = {role: math.prod(sizes[axis] for axis in parse(layout.patterns[role])[0]) for role in ROLES}
     actual = {r: linear.in_features if r == "o" else linear.out_features for r, linear in linears.items()}
     return sizes if expected == actual else None
 
@@ -265,10 +266,3 @@ def _setting(config: Any, name: str) -> Any:
         return getattr(config, name, None)
     except Exception:
         return None
-
-
-def _product(pattern: str, sizes: Mapping[str, int]) -> int:
-    out = 1
-    for axis in parse(pattern)[0]:
-        out *= sizes[axis]
-    return out
