@@ -6,7 +6,6 @@ pairs, and entries of loose parameters. Where all others are zero, what is left 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from hf_geosharp.geometry.space import Space, Tangent
 from hf_geosharp.layers import layer_of
 from hf_geosharp.sharpness.chart import Chart, Owned
 from hf_geosharp.sharpness.shards import Shards, is_sharded, rows_of
-from hf_geosharp.symmetry.health import HEADS
+from hf_geosharp.symmetry.health import by_head
 from hf_geosharp.symmetry.pairs import Pair
 
 EMBEDDINGS, MATRICES, VECTORS = "embeddings", "matrices", "vectors"
@@ -202,11 +201,7 @@ def _beside(layers: Sequence[str]) -> Callable[[str], str]:
 
 def heads_of(pair: Pair) -> Tensor:
     """(heads, copies of each): which copies of a pair make up a head; with rotary embeddings several frequencies do."""
-    names, sizes = pair.g[0].copies, pair.g[0].sizes
-    table = torch.arange(pair.copies).view([sizes[n] for n in names] or [1])
-    counting = [i for i, n in enumerate(names) if n.rstrip("0123456789") == HEADS]
-    heads = math.prod(sizes[names[i]] for i in counting)
-    return table.movedim(counting, list(range(len(counting)))).reshape(heads, -1)
+    return by_head(pair, torch.arange(pair.copies))
 
 
 # ------------------------------------------------------------------------------------------------------- an adapter's

@@ -162,7 +162,7 @@ def _heads_of(pairs: Sequence[Pair], weights: Mapping[str, Tensor], cutoff: floa
     """A pair of rotary columns and one of the others are the same heads if they share their first parameter."""
     together: list[list[_Part]] = []
     for pair in pairs:
-        part = _part(pair, weights)
+        part = _Part(pair, *(by_head(pair, x) for x in pair.factors(weights)))
         other = next((parts for parts in together if len(parts) == 1 and _completes(part, parts[0])), None)
         if other is None:
             together.append([part])
@@ -178,17 +178,14 @@ def _completes(part: _Part, other: _Part) -> bool:
     return same and {p.group.complex for p in pairs} == {True, False}
 
 
-def _part(pair: Pair, weights: Mapping[str, Tensor]) -> _Part:
-    copies, sizes = pair.g[0].copies, pair.g[0].sizes
+def by_head(pair: Pair, x: Tensor) -> Tensor:
+    """(copies, ...) of a pair as (heads, copies of each, ...): a rotary head has several frequencies."""
+    copies, sizes, rest = pair.g[0].copies, pair.g[0].sizes, x.shape[1:]
     counting = [place for place, name in enumerate(copies) if name.rstrip("0123456789") == HEADS]
     heads = math.prod(sizes[copies[place]] for place in counting)
-
-    def by_head(x: Tensor) -> Tensor:
-        if copies:
-            x = x.unflatten(0, [sizes[a] for a in copies]).movedim(counting, list(range(len(counting))))
-        return x.reshape(heads, -1, *x.shape[-2:])
-
-    return _Part(pair, *map(by_head, pair.factors(weights)))
+    if copies:
+        x = x.unflatten(0, [sizes[a] for a in copies]).movedim(counting, list(range(len(counting))))
+    return x.reshape(heads, -1, *rest)
 
 
 def _measure(parts: Sequence[_Part], cutoff: float) -> Iterator[HeadHealth]:
