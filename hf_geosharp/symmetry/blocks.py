@@ -9,28 +9,23 @@ from hf_geosharp.symmetry.couplings import Couplings, Edges, single
 from hf_geosharp.symmetry.features import Families, Node
 from hf_geosharp.symmetry.partition import Partition
 
+Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+"""For each family on one side of a block, features[row][coordinate] (or [row][frequency][2] where it is turned)."""
+
 
 @dataclass(frozen=True)
 class Block:
-    """Coordinates that belong together: one copy of a pair.
-
-    ``g`` and ``h`` give, for each family on that side, features[row][coordinate] (or [row][frequency][2] where
-    ``turned``).
-    """
+    """Coordinates that belong together: one copy of a pair, with both its sides."""
 
     heads: tuple[int, ...]
     turned: bool
-    g: tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
-    h: tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
+    g: Side
+    h: Side
 
     @property
     def size(self) -> int:
         """Number of coordinates (or frequencies)."""
         return len(self.g[0][1][0])
-
-
-Side = tuple[tuple[int, tuple[tuple[object, ...], ...]], ...]
-"""For each family on one side of a block, features[row][coordinate] (or [row][frequency][2])."""
 
 
 @dataclass(frozen=True)

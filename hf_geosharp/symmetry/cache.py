@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from hf_geosharp import atomic
-from hf_geosharp.symmetry.fingerprint import LIBRARIES, of_code, of_config, of_layout
+from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_code, of_config, of_layout
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -48,7 +48,6 @@ def folder() -> Path | None:
 
 def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool = True) -> str | None:
     """What a find depends on, as a digest; None for models without a configuration, whose code is not known."""
-    config: Any = getattr(model, "config", None)
     settings = of_config(model)
     if settings is None:
         return None
@@ -58,7 +57,7 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
         "proved": proved,
         "code": of_code(model),
         "config": settings,
-        "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
+        "implementations": implementations(getattr(model, "config", None)),
         "parameters": of_layout(model),
         "inputs": sorted(k for k in inputs if not k.startswith("_")),
         "versions": versions(),

@@ -374,7 +374,7 @@ def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]
 def _not_tried(trials: Trials) -> Iterator[str]:
     for module, size in trials.too_large.items():
         yield (
-            f"{module or 'the model'}: its {size:,} parameters are more than are copied for a trial "
+            f"{module or MODEL}: its {size:,} parameters are more than are copied for a trial "
             f"({probe.LARGEST:,}); what would have to be tried on it as a whole is not claimed"
         )
 

@@ -37,7 +37,7 @@ def fingerprint(model: nn.Module) -> str | None:
     return _of(
         {
             "config": {k: v for k, v in config.to_dict().items() if k != "_name_or_path"},
-            "implementations": [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")],
+            "implementations": implementations(config),
             "code": of_code(model),
             "layout": of_layout(model),
             "tensors": _contents(tensors),
@@ -159,6 +159,11 @@ def of_adapters(model: nn.Module) -> str:
         (n, m) for n, m in model.named_modules() if any(c.__module__.startswith("peft.") for c in type(m).__mro__)
     ]
     return _of([[n, _of_attributes(m)] for n, m in layers])
+
+
+def implementations(config: Any) -> list[str | None]:
+    """Which of transformers' own ways to compute attention and experts a configuration chooses."""
+    return [getattr(config, f"_{n}_implementation", None) for n in ("attn", "experts")]
 
 
 def of_config(model: nn.Module) -> str | None:
