@@ -37,6 +37,16 @@ def is_wanted(gradient: Wanted, loss: float) -> bool:
     return gradient(loss) if callable(gradient) else gradient
 
 
+def inside(space: Space, rho: float) -> float:
+    """A hair less than a radius, so that rounding does not leave the ball."""
+    return rho * (1 - 16 * torch.finfo(space.dtype).eps)
+
+
+def rounding(space: Space, loss: float) -> float:
+    """A difference that rounding can make in a loss of this size."""
+    return NOISE * torch.finfo(space.dtype).eps * abs(loss)
+
+
 class NotFiniteError(ValueError):
     """The loss is NaN or infinite before any step."""
 
@@ -81,6 +91,21 @@ class Climb:
         return self.history[-1] - earlier <= 0.01 * abs(self.history[-1])
 
 
+def begun(
+    evaluate: Evaluate, start: Tangent, given: tuple[float, Tangent] | None, base: float | None
+) -> tuple[float, Tangent, float]:
+    """The loss and its gradient where a climb starts, as far as they are not ``given``, and the loss it rises from.
+
+    Raises:
+        NotFiniteError: the loss at the start is not finite.
+    """
+    loss, g = given or evaluate(start, True)
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"the loss before any step is {loss}")
+    assert g is not None
+    return loss, g, loss if base is None else base
+
+
 def checkpoints(steps: int) -> list[int]:
     """Steps after which the step size may be halved: 0.22, then gaps shrinking by 0.03 down to 0.06, of all steps."""
     p, q, out = 0.0, 0.22, []
@@ -121,13 +146,10 @@ def auto_pgd(
         NotFiniteError: the loss at the start is not finite.
     """
     x = space.zeros() if start is None else start.clone()
-    loss, g = given or evaluate(x, True)
-    if not math.isfinite(loss):
-        raise NotFiniteError(f"the loss before any step is {loss}")
-    base = loss if base is None else base
-    assert g is not None
+    g: Tangent | None
+    loss, g, base = begun(evaluate, x, given, base)
     slope = rho * space.norm(g)
-    if (stationary and start is None) or slope <= NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)):
+    if (stationary and start is None) or slope <= rounding(space, max(1.0, abs(loss))):
         # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
         g.mul_(0.0)
     walk = _Walk(space, x, rho, loss, g)
@@ -178,8 +200,7 @@ class _Walk:
         self.best_loss = loss
         self.best_g: Tangent | None = g
         self.x = self.old = self.best = x
-        # A hair inside, so that rounding does not leave the ball.
-        self.inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
+        self.inside = inside(space, rho)
         self.spare: list[Tangent] = []
         self.xx = self.ox = self.oo = self.best_square = 0.0
         self.momentum = 1.0

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from hf_geosharp.geometry.space import Space, Sum, Tangent, Vector
-from hf_geosharp.sharpness.ascent import NOISE, Climb, Evaluate, NotFiniteError, Report
+from hf_geosharp.sharpness.ascent import Climb, Evaluate, Report, begun, inside, rounding
 from hf_geosharp.sharpness.trust_region import Array, Quadratic
 
 TOLERANCE = 2e-3
@@ -104,11 +104,7 @@ def secant(
         NotFiniteError: the loss at the start is not finite.
     """
     u = space.zeros() if start is None else start
-    loss, g = given or evaluate(u, True)
-    if not math.isfinite(loss):
-        raise NotFiniteError(f"the loss before any step is {loss}")
-    assert g is not None
-    base = loss if base is None else base
+    loss, g, base = begun(evaluate, u, given, base)
     squares = (0.0 if start is None else space.dot(u, u), space.dot(g, g))
     slope = rho * math.sqrt(squares[1])
     if not math.isfinite(slope):
@@ -116,7 +112,7 @@ def secant(
     walk = _Walk(space, rho, u, loss, g, squares)
     walk.finite = math.isfinite(slope)
     # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
-    walk.lost = (stationary and start is None) or not NOISE * torch.finfo(space.dtype).eps * max(1.0, abs(loss)) < slope
+    walk.lost = (stationary and start is None) or not rounding(space, max(1.0, abs(loss))) < slope
     del u, g, given, start  # the walk lets go of them when it has better ones
     generator = generator or torch.Generator().manual_seed(0)
     history = [loss - base]
@@ -160,8 +156,7 @@ class _Walk:
         self.finite = True
         self.lost = False
         """Whether the next step goes in a random direction."""
-        # A hair inside, so that rounding does not leave the ball.
-        self._inside = rho * (1 - 16 * torch.finfo(space.dtype).eps)
+        self._inside = inside(space, rho)
         self._reach = self._inside
         self._last: _Step | None = None
         self._sigma = 0.0
@@ -179,7 +174,7 @@ class _Walk:
     @property
     def noise(self) -> float:
         """A difference of losses that rounding can make."""
-        return NOISE * torch.finfo(self.space.dtype).eps * abs(self.loss)
+        return rounding(self.space, self.loss)
 
     @property
     def slope(self) -> float:

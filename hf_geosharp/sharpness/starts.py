@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 
 from hf_geosharp.geometry.space import Space, Tangent
-from hf_geosharp.sharpness.ascent import Climb, Evaluate
+from hf_geosharp.sharpness.ascent import Climb, Evaluate, inside
 from hf_geosharp.sharpness.result import BatchScore
 
 ALIKE = 0.01
@@ -109,8 +109,7 @@ def peaks(
 
 def _on_sphere(space: Space, rho: float, generator: torch.Generator) -> Tangent:
     point = space.random(generator)
-    # A hair inside, so that rounding does not leave the ball.
-    return point.mul_(rho * (1 - 16 * torch.finfo(space.dtype).eps) / space.norm(point))
+    return point.mul_(inside(space, rho) / space.norm(point))
 
 
 def higher(rises: tuple[float, ...]) -> float:
