@@ -26,7 +26,7 @@ from hf_geosharp.geometry.metrics import (
 )
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.borrow import Borrowed
-from hf_geosharp.sharpness.loose import Bundle, Loose, bundled, free_entries, lies_in
+from hf_geosharp.sharpness.loose import Bundle, Loose, bundled, free_entries, lies_in, views_by_parameter
 from hf_geosharp.sharpness.memory import give_back
 from hf_geosharp.sharpness.stacks import Bound, Stack, device_of, stacked
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -268,9 +268,7 @@ class Chart:
 
     def _loose_leaves(self, pairs: Sequence[Pair], fixed: Sequence[View]) -> list[Loose]:
         """What is left for the elementwise metric: every entry not in a pair and not fixed."""
-        views: dict[str, list[View]] = {}
-        for view in (*(v for p in pairs for v in (*p.g, *p.h)), *fixed):
-            views.setdefault(view.parameter, []).append(view)
+        views = views_by_parameter(pairs, fixed)
         loose = []
         for name, leaf in self._borrowed.leaves.items():
             if name not in views:

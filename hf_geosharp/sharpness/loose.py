@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.sharpness.stacks import device_of
+from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Leaf
 from hf_geosharp.symmetry.views import View
 
@@ -89,6 +90,14 @@ class Bundle:
         for item, window, piece in zip(self.items, windows, pieces, strict=True):
             if window is None:
                 item.put(piece)
+
+
+def views_by_parameter(pairs: Sequence[Pair], fixed: Sequence[View]) -> dict[str, list[View]]:
+    """What pairs, and folds that fix it, see of each parameter."""
+    views: dict[str, list[View]] = {}
+    for view in (*(v for p in pairs for v in (*p.g, *p.h)), *fixed):
+        views.setdefault(view.parameter, []).append(view)
+    return views
 
 
 def free_entries(leaf: Leaf, views: Sequence[View]) -> Tensor:

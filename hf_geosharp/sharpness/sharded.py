@@ -22,7 +22,7 @@ from hf_geosharp.geometry.space import Part, Space, Sum, Tangent, Vector
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry, Owned
-from hf_geosharp.sharpness.loose import Loose, free_entries, is_small
+from hf_geosharp.sharpness.loose import Loose, free_entries, is_small, views_by_parameter
 from hf_geosharp.sharpness.shards import Shards
 from hf_geosharp.sharpness.stacks import stacked
 from hf_geosharp.symmetry.base import Symmetry
@@ -179,7 +179,7 @@ class ShardedChart(Chart):
         here = {owned.name: owned for owned in super().owned()}
         for pair in (pair for stack in stacked(self._pairs) for pair in stack.pairs):
             yield here.get(pair.name, Owned(None, pair.name, pair))
-        views = self._views()
+        views = views_by_parameter(self._pairs, self._all.fixed)
         for name, leaf in self._rows.items():
             if leaf.shape.numel() and (name not in views or bool(free_entries(leaf, views[name]).any())):
                 yield here.get(name, Owned(None, name))
@@ -278,7 +278,7 @@ class ShardedChart(Chart):
             for one in (item,) if isinstance(item, Loose) else item.items:
                 places[one.leaf.name] = (i, at)
                 at += one.numel
-        views = self._views()
+        views = views_by_parameter(self._pairs, self._all.fixed)
         small: list[tuple[int, tuple[int, int, int, int] | None]] = []
         for name, leaf in self._rows.items():
             total, start, count = self._entries(leaf, views.get(name))
@@ -298,13 +298,6 @@ class ShardedChart(Chart):
             at += total
         if at:
             yield _Draw(at, tuple(here))
-
-    def _views(self) -> dict[str, list[View]]:
-        """What pairs and folds see of each parameter."""
-        views: dict[str, list[View]] = {}
-        for view in (*(v for p in self._pairs for v in (*p.g, *p.h)), *self._all.fixed):
-            views.setdefault(view.parameter, []).append(view)
-        return views
 
     def _entries(self, leaf: Leaf, views: Sequence[View] | None) -> tuple[int, int, int]:
         """How many free entries a parameter has in all, and before and among those here."""
