@@ -23,6 +23,7 @@ from hf_geosharp.sharpness.parts import (
     agree,
     by_each_reading,
     excerpt,
+    on_device,
     other_cut,
     picked,
     proved_reading,
@@ -124,7 +125,7 @@ class Objective:
             self._refuse_parts("go through the model in micro-batches: leave out micro_batch")
         own = batch if stop - start == n else rows(batch, start, stop)
         device = next(model.parameters()).device
-        self.batch = _moved(own, device)
+        self.batch = on_device(own, device)
         self._samples = stop - start
         self._carried = Carried(model)
         self.forwards = self.backwards = 0
@@ -149,7 +150,7 @@ class Objective:
             return []
         single = (rows(batch, i, i + 1) for i in range(samples(batch)))
         filler = next(row for row in single if self._weight(row))
-        return missing * [(_moved(filler, device), 0.0)]
+        return missing * [(on_device(filler, device), 0.0)]
 
     @cached_property
     def _reading(self) -> int:
@@ -160,15 +161,14 @@ class Objective:
         if (known := self._micro.readings) and (len(known) == 1 or agree(self._whole, self._terms, known)):
             return known[0]
         device = next(self.model.parameters()).device
-        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
 
         def loss(part: Batch) -> float:
-            part = _moved(part, device)
+            part = on_device(part, device)
             with torch.no_grad():
                 return float(self._mean_loss(part))
 
         try:
-            found = proved_reading(self._whole, self._terms, loss, narrow[0] if narrow else torch.float32)
+            found = proved_reading(self._whole, self._terms, loss, self._narrowest)
         except (RuntimeError, MemoryError) as error:
             if self._shards is not None or not is_out_of_memory(error):
                 raise
@@ -221,12 +221,16 @@ class Objective:
             found = self._fitting(lambda: abs(self._loss_of_part(half + half) - self._loss_of_part(half)))
             return math.inf if found is None else max(self._world.gather(found))
 
-        narrow = [p.dtype for p in self.model.parameters() if p.dtype not in SETTLED]
-        same_by_another_cut(value, other, narrow[0] if narrow else torch.float32, rounding)
+        same_by_another_cut(value, other, self._narrowest, rounding)
+
+    @property
+    def _narrowest(self) -> torch.dtype:
+        """The narrowest dtype that the model computes in; single precision stands for double, too."""
+        return next((p.dtype for p in self.model.parameters() if p.dtype not in SETTLED), torch.float32)
 
     def _loss_of_part(self, which: list[int]) -> float:
         """The loss of some samples of the whole batch, by the model's own code."""
-        part = _moved(picked(self._whole, which), next(self.model.parameters()).device)
+        part = on_device(picked(self._whole, which), next(self.model.parameters()).device)
         same_random_numbers()
         with torch.no_grad():
             return float(self._mean_loss(part, compiled=False))
@@ -412,11 +416,7 @@ class Objective:
 
 def few_outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
     """What a model answers to a few samples of a batch, always with the same random numbers."""
-    few = _moved(excerpt(batch, 0, max(1, min(2, samples(batch) // 2))), next(model.parameters()).device)
+    few = on_device(excerpt(batch, 0, max(1, min(2, samples(batch) // 2))), next(model.parameters()).device)
     same_random_numbers()
     with torch.no_grad():
         return output_tensors(call(model, few))
-
-
-def _moved(batch: Batch, device: torch.device) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}

@@ -104,6 +104,11 @@ def _by_samples(batch: Batch, which: slice | list[int]) -> dict[str, Any]:
     return {k: v[which] if isinstance(v, Tensor) and v.ndim and v.shape[0] == n else v for k, v in batch.items()}
 
 
+def on_device(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """A batch with its tensors on a device."""
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+
+
 def by_each_reading(weight: Weight, batch: Batch) -> tuple[float, ...]:
     """What a weight says of a batch, as a tuple."""
     found = weight(batch)

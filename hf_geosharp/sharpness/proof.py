@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_geosharp.errors import UsageError, first_line
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.notes import Notes
-from hf_geosharp.sharpness.parts import Batch, excerpt, padded, picked, samples, uncut
+from hf_geosharp.sharpness.parts import Batch, excerpt, on_device, padded, picked, samples, uncut
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
 from hf_geosharp.sharpness.settings import Settings
@@ -178,7 +178,7 @@ class Proof:
             batch, which = next(((b, p) for b in self.batches if (p := padded(b, column))), (None, []))
             if batch is not None and not uncut(batch):
                 chosen.append(picked(batch, which[:size]))
-        return [{k: v.to(device) if isinstance(v, Tensor) else v for k, v in b.items()} for b in chosen]
+        return [on_device(b, device) for b in chosen]
 
     def _wide_copy(self) -> nn.Module:
         """A float64 copy of the model to prove symmetries on, or the model itself where that is too large."""

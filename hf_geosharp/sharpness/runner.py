@@ -23,7 +23,7 @@ from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, A
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
-from hf_geosharp.sharpness.parts import Batch, Weight, structure
+from hf_geosharp.sharpness.parts import Batch, Weight, on_device, structure
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
@@ -114,8 +114,7 @@ class Runner:
         ahead = None
         if settings.reruns and settings.per is None:
             ahead = Ahead(REPRODUCIBILITY, settings.radii[0], FORESIGHT)
-        outcomes = self.ledger.run(jobs, self._do, self.track.refresh, ahead)
-        self.notes += [note for o in outcomes for note in o.notes]
+        outcomes = self._outcomes(jobs, ahead)
         scored = [o for o in outcomes if o.skipped is None]
         if not settings.average:
             self.notes += told({rho: [o.at(rho) for o in scored] for rho in settings.radii})
@@ -143,13 +142,9 @@ class Runner:
         first = self.settings.radii[0]
         jobs = [Job(PART, o.job.batch, part=_key(part)) for o in runs.outcomes for part in parts]
         self._resumed(jobs)
-        outcomes = self.ledger.run(jobs, self._do, self.track.refresh)
-        self.notes += [note for o in outcomes for note in o.notes]
         values: dict[str, list[float]] = {}
-        for outcome in outcomes:
-            if outcome.skipped is not None:
-                raise ModelError(f"{outcome.job.part}: {outcome.skipped}")
-            values.setdefault(outcome.job.part, []).append(outcome.at(first).value)
+        for outcome in self._outcomes(jobs):
+            values.setdefault(outcome.job.part, []).append(_value(outcome, first, outcome.job.part))
         return tuple(
             PartScore(part.part, part.by, part.layer, part.head, part.kind, *mean_with_error(values[_key(part)])[:2])
             for part in parts
@@ -163,8 +158,7 @@ class Runner:
         jobs = [Job(REPRODUCIBILITY, o.job.batch) for o in again]
         jobs += [Job(BASELINE, o.job.batch, metric) for metric in settings.baselines for o in runs.outcomes]
         self._resumed(jobs)
-        outcomes = self.ledger.run(jobs, self._do, self.track.refresh)
-        self.notes += [note for o in outcomes for note in o.notes]
+        outcomes = self._outcomes(jobs)
         rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=settings.stationary)
         checks = [
             compared(before, o, self.borrowed.dtype, rounding) for before, o in zip(again, outcomes, strict=False)
@@ -172,9 +166,8 @@ class Runner:
         self.notes += [c.note for each in checks for _, c in sorted(each.items()) if c.note is not None]
         values: dict[str, list[float]] = {}
         for outcome in outcomes[len(again) :]:
-            if outcome.skipped is not None:
-                raise ModelError(f"baseline {outcome.job.metric}: {outcome.skipped}")
-            values.setdefault(outcome.job.metric, []).append(outcome.at(first).value)
+            metric = outcome.job.metric
+            values.setdefault(metric, []).append(_value(outcome, first, f"baseline {metric}"))
         found, lost = measured(
             {rho: c.check for each in checks for rho, c in each.items()},
             {rho: [o.at(rho) for o in runs.outcomes] for rho in settings.radii},
@@ -188,6 +181,12 @@ class Runner:
         if self.track.shared or self.track.world.leads:
             self.track.done += self.settings.evaluations * sum(len(o.scores) for o in known)
         return known
+
+    def _outcomes(self, jobs: Sequence[Job], ahead: Ahead | None = None) -> list[Outcome]:
+        """What jobs gave, on every rank; what is told of them is noted."""
+        outcomes = self.ledger.run(jobs, self._do, self.track.refresh, ahead)
+        self.notes += [note for o in outcomes for note in o.notes]
+        return outcomes
 
     def _settings_of(self, job: Job) -> Settings:
         """A baseline is the same ascent under another metric, and both that and a part are at the first radius."""
@@ -311,8 +310,7 @@ class Runner:
 
         Those that are clearly broken: what rounds inside the model moves the outputs by more than a proof allows.
         """
-        device = next(self.borrowed.model.parameters()).device
-        batch = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in self.batches[index].items()}
+        batch = on_device(self.batches[index], next(self.borrowed.model.parameters()).device)
         verified = verify(self.borrowed.model, self.symmetries, [batch], seed=self.settings.seed)
         return [
             f"{claim.name}: outputs move by {claim.deviation:.1e}, by {claim.control:.1e} when broken on purpose"
@@ -386,6 +384,17 @@ class Runner:
         with torch.no_grad():
             for name, leaf in self.borrowed.leaves.items():
                 leaf.tensor.copy_(self.borrowed.originals[name])
+
+
+def _value(outcome: Outcome, rho: float, what: str) -> float:
+    """The value at a radius of a batch that has a score.
+
+    Raises:
+        ModelError: this job gave none.
+    """
+    if outcome.skipped is not None:
+        raise ModelError(f"{what}: {outcome.skipped}")
+    return outcome.at(rho).value
 
 
 def _key(part: Selection) -> str:

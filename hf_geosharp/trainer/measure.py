@@ -17,7 +17,7 @@ from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.objective import own_loss
-from hf_geosharp.sharpness.parts import Batch, excerpt
+from hf_geosharp.sharpness.parts import Batch, excerpt, on_device
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
@@ -120,7 +120,7 @@ class Measurement:
     def _try(self, scored: nn.Module) -> None:
         with borrow(scored, None, movable(scored, self.settings.params)), torch.no_grad():
             device = next(scored.parameters()).device
-            few = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in excerpt(self.batches[0], 0, 2).items()}
+            few = on_device(excerpt(self.batches[0], 0, 2), device)
             loss = (self.loss or own_loss)(call(scored, few), few)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss of a batch is a {type(loss).__name__}; it is a tensor")
