@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import io
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from hf_geosharp.comparable import (
     read_results,
     same_batches,
 )
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import DataError, ModelError, UsageError, warn
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
 from hf_geosharp.record import Record
 from hf_geosharp.sharpness.result import mean_with_error
@@ -351,7 +350,7 @@ def compare_pretrained(
             if not member.run:
                 raise
             skipped.setdefault(member.run, []).append(Skipped(member.source, str(error)))
-            warnings.warn(f"skipped: {error}", GeosharpWarning, stacklevel=2)
+            warn(f"skipped: {error}")
     if len(results) + len(taken) < 2:
         reasons = "".join(f"\n  {s.name}: {s.reason}" for group in skipped.values() for s in group)
         raise ModelError(f"fewer than two of {total} models could be scored, too few to compare:{reasons}")

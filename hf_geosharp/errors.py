@@ -5,6 +5,9 @@ A message says what is wrong, where (parameter, layer, head, column), and what t
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class GeosharpError(Exception):
     """A known failure. ``exit_code`` is what ``hf-geosharp`` ends with when it reaches the user."""
@@ -61,6 +64,19 @@ class WorldError(GeosharpError):
 
 class GeosharpWarning(UserWarning):
     """Something the user should know about a score that was nevertheless taken."""
+
+
+def warn(text: str, category: type[Warning] = GeosharpWarning) -> None:
+    """Warns of something at the line from where the package was called: that one is the user's."""
+    frame = caller = sys._getframe(1)
+    while frame.f_back is not None:
+        inside = frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]
+        frame = frame.f_back
+        if inside:
+            caller = frame
+    known = caller.f_globals.setdefault("__warningregistry__", {})
+    place = caller.f_code.co_filename, caller.f_lineno, caller.f_globals.get("__name__")
+    warnings.warn_explicit(text, category, *place, known)
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_geosharp.errors import GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError, warn
 from hf_geosharp.evaluating import evaluating
 from hf_geosharp.randomness import random_states, set_random_states
 from hf_geosharp.sharpness.shards import Shards, rows_of
@@ -203,11 +202,9 @@ def _warn_of_hooks(model: nn.Module, target: torch.dtype, only: Collection[str] 
     """Other data under a parameter ends what DistributedDataParallel hung on its gradient; ranks would drift apart."""
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     if together and any(leaf.tensor.dtype != target for leaf in _held(model, only).values()):
-        warnings.warn(
+        warn(
             f"the weights are held in {target} for the score, which detaches them from a DistributedDataParallel "
-            "around the model: if it is being trained, score a copy (copy.deepcopy(model)) instead",
-            GeosharpWarning,
-            stacklevel=4,
+            "around the model: if it is being trained, score a copy (copy.deepcopy(model)) instead"
         )
 
 
@@ -243,7 +240,7 @@ def _swap(
 
 
 def _warn_of_half(target: torch.dtype) -> None:
-    warnings.warn(f"half-precision weights are scored in {target}", GeosharpWarning, stacklevel=2)
+    warn(f"half-precision weights are scored in {target}")
 
 
 def _bridge(model: nn.Module, narrow: Mapping[int, torch.dtype], handles: list[RemovableHandle]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from hf_geosharp.errors import GeosharpWarning
+from hf_geosharp.errors import warn
 
 
 class Notes(list[str]):
@@ -13,4 +11,4 @@ class Notes(list[str]):
     def warn(self, text: str) -> None:
         """Adds one and warns of it at once, at the place from where a score was asked for."""
         self.append(text)
-        warnings.warn(text, GeosharpWarning, stacklevel=5)
+        warn(text)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
-from hf_geosharp.errors import GeosharpWarning, ModelError, WorldError
+from hf_geosharp.errors import ModelError, WorldError, warn
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ball import Ball
@@ -97,7 +96,7 @@ class Runner:
     def _tell(self, text: str) -> None:
         """Warns of something at a batch, which its outcome carries."""
         self._batch_notes.append(text)
-        warnings.warn(text, GeosharpWarning, stacklevel=2)
+        warn(text)
 
     # ------------------------------------------------------------------------------------------------------ scores
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from hf_geosharp.carried import emptied
-from hf_geosharp.errors import GeosharpWarning, UsageError, first_line
+from hf_geosharp.errors import UsageError, first_line, warn
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
@@ -564,4 +563,4 @@ def _declared_pairs(
         )
         if any(layout.name == name for layout in layouts):
             raise UsageError(text)
-        warnings.warn(text, GeosharpWarning, stacklevel=2)
+        warn(text)

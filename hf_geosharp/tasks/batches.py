@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError, first_line
+from hf_geosharp.errors import DataError, ModelError, UsageError, first_line, warn
 from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
@@ -312,11 +311,9 @@ def _whole_batches(
         )
     dropped = len(samples) - count * batch_size
     if len(samples) < asked:
-        warnings.warn(
+        warn(
             f"The data have {len(samples)} rows{empty}, not the {asked} asked for; {count * batch_size} are used, in "
-            f"{count} whole {'batch' if count == 1 else 'batches'} of {batch_size}.",
-            GeosharpWarning,
-            stacklevel=3,
+            f"{count} whole {'batch' if count == 1 else 'batches'} of {batch_size}."
         )
     identity = {"samples": count * batch_size, "batch_size": batch_size, "batches": count, "dropped": dropped}
     if skipped:
@@ -435,11 +432,9 @@ def _given_batches(data: Any, model: Any, samples: int, floating: torch.dtype) -
     }  # fmt: skip
     if len(set(rows)) > 1:
         identity["batch_size"] = [min(rows), max(rows)]
-        warnings.warn(
+        warn(
             f"The batches have between {min(rows)} and {max(rows)} samples. Each is a ball of its own, in which few "
-            "samples are easier to hurt, and all count the same: leave out an incomplete one (drop_last=True).",
-            GeosharpWarning,
-            stacklevel=3,
+            "samples are easier to hurt, and all count the same: leave out an incomplete one (drop_last=True)."
         )
     return whole, identity
 

@@ -7,14 +7,13 @@ import glob
 import os
 import re
 import textwrap
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, HubError, UsageError
+from hf_geosharp.errors import DataError, GeosharpError, HubError, UsageError, warn
 from hf_geosharp.tasks.columns import choose
 from hf_geosharp.tasks.hub import hub_error, is_hub_failure, looks_like_path
 from hf_geosharp.tasks.kinds import Task, find_task
@@ -108,11 +107,9 @@ def load_data(
                 raise DataError(
                     f"The model card names the data set {request.id}. {error} Or pass other data (--data)."
                 ) from error
-            warnings.warn(
+            warn(
                 f"The model card names the data set {request.id}, which cannot be used: {error} "
-                "The text that ships with this package is used instead.",
-                GeosharpWarning,
-                stacklevel=2,
+                "The text that ships with this package is used instead."
             )
     if task.shipped_text:
         for name, value in (("data_config", config), ("split", split)):
@@ -215,11 +212,7 @@ def _load(request: _Request, chosen: str, name: str | None = None) -> tuple[data
     if len(dataset) == 0:
         raise DataError(f"{request.id}{_of_split(split)} is empty.")
     if split is not None and re.split(r"\W", split)[0] != DEFAULT_SPLIT:
-        warnings.warn(
-            f"Scored on the split {split!r}: sharpness is a property of the loss on the training data.",
-            GeosharpWarning,
-            stacklevel=4,
-        )
+        warn(f"Scored on the split {split!r}: sharpness is a property of the loss on the training data.")
     identity = {
         "id": name or request.id,
         "config": request.config,
@@ -310,11 +303,9 @@ def _check_folder(request: _Request, path: Path) -> None:
         )
     kinds = sorted({_BUILDERS[file.suffix.lower()][0] for file in path.iterdir() if file.suffix.lower() in _BUILDERS})
     if len(kinds) > 1:
-        warnings.warn(
+        warn(
             f"{request.id} holds files of several kinds ({', '.join(kinds)}); only the most frequent kind is read. "
-            "Pass a file to choose.",
-            GeosharpWarning,
-            stacklevel=6,
+            "Pass a file to choose."
         )
 
 

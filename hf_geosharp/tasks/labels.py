@@ -7,12 +7,11 @@ nothing. Names decide where both sides have names, and what cannot be told is an
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+from hf_geosharp.errors import DataError, UsageError, warn
 
 _HINT = 'Map them with label_map (--label-map): {"label in the data": "label of the model", ...}.'
 _TEXTS = ("string", "large_string")
@@ -150,12 +149,10 @@ def _class_label_rule(names: list[str], ids: dict[str, int], classes: int, colum
         )
     nameless = lowered == [str(number) for number in range(classes)]
     if not known and (_is_generic(ids) or nameless):
-        warnings.warn(
+        warn(
             f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(list(ids))}) cannot be "
             "matched by name; their numbers are assumed to mean the same. If they do not, pass label_map "
-            "(--label-map).",
-            GeosharpWarning,
-            stacklevel=4,
+            "(--label-map)."
         )
         return LabelRule("ids", _number, classes)
     raise DataError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import GeosharpWarning
+from hf_geosharp.errors import warn
 from hf_geosharp.tasks.hub import Source, fetch_optional
 from hf_geosharp.tasks.kinds import Task
 from hf_geosharp.tasks.processors import load_processor, set_pad_token
@@ -85,6 +84,6 @@ def read_card(source: Source) -> dict[str, Any]:
     try:
         data = metadata_load(path)
     except Exception as error:
-        warnings.warn(f"{source.id}: the metadata of its model card cannot be read ({error}).", GeosharpWarning, 3)
+        warn(f"{source.id}: the metadata of its model card cannot be read ({error}).")
         return {}
     return data if isinstance(data, dict) else {}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import ModelError, UsageError, warn
 from hf_geosharp.tasks.config import load_config, read_config, refuse_quantised, task_of_config
 from hf_geosharp.tasks.devices import find_device
 from hf_geosharp.tasks.hub import Source, find_source
@@ -123,11 +122,9 @@ def _loader(source: Source, raw: Mapping[str, Any], config: Any, task: Task | No
         if task is None and name == architecture and hasattr(transformers, auto):
             return getattr(transformers, auto)
     if architecture and task is None:
-        warnings.warn(
+        warn(
             f"{source.id}: its config.json names {architecture}, a class that transformers does not have and the "
-            "repository has no code for; the model without a head is used. Pass task (--task) for another class.",
-            GeosharpWarning,
-            stacklevel=2,
+            "repository has no code for; the model without a head is used. Pass task (--task) for another class."
         )
     auto, mapping = (task.auto_class, task.mapping) if task is not None else ("AutoModel", "MODEL_MAPPING_NAMES")
     # Asked here, for transformers' own answer takes ten seconds and lists every model there is.

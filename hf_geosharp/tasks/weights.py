@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from hf_geosharp.errors import GeosharpWarning, ModelError
+from hf_geosharp.errors import ModelError, warn
 from hf_geosharp.tasks.hub import Source
 from hf_geosharp.tasks.load_errors import load_error
 
@@ -75,7 +74,7 @@ def report_missing(source: Source, missing: list[str], unexpected: list[str], na
             f"{text} They would be random numbers. Pass the fine-tuned model, or the task (--task) that the "
             "checkpoint was trained for, or allow it with allow_missing (--allow-missing)."
         )
-    warnings.warn(f"{text} They are random numbers.", GeosharpWarning, stacklevel=4)
+    warn(f"{text} They are random numbers.")
 
 
 def _some(names: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 
-from hf_geosharp.errors import GeosharpWarning, UsageError
+from hf_geosharp.errors import GeosharpWarning, UsageError, warn
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.settings import Settings, radii_of
@@ -334,7 +334,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
     def _say(self, text: str, category: type[Warning] = GeosharpWarning) -> None:
         """Warns once, in one process."""
         if text not in self._said and first_of_all():
-            warnings.warn(text, category, stacklevel=2)
+            warn(text, category)
         self._said.add(text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+from hf_geosharp.errors import DataError, UsageError, warn
 from hf_geosharp.symmetry.inputs.calls import without_adapter
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
 from hf_geosharp.trainer.untouched import untouched
@@ -123,11 +122,9 @@ def choose(source: Source, choice: Choice) -> tuple[list[dict[str, Any]], dict[s
             f"{choice.batch_size}. Lower batch_size" + (", or raise samples." if wanted < count else ".")
         )
     if wanted < choice.samples:
-        warnings.warn(
+        warn(
             f"{source.name} has {count} rows, not the {choice.samples} asked for; {whole * choice.batch_size} are "
-            f"used, in {whole} whole batches of {choice.batch_size}.",
-            GeosharpWarning,
-            stacklevel=2,
+            f"used, in {whole} whole batches of {choice.batch_size}."
         )
     order = np.random.default_rng(choice.seed).permutation(count)[: whole * choice.batch_size].tolist()
     with untouched(source.rows, source.collate, seed=choice.seed):
