@@ -34,6 +34,15 @@ def test_every_name_on_the_page_is_one_that_can_be_imported() -> None:
     assert set(listed) == set(hf_geosharp.__all__)
 
 
+def test_every_member_on_the_page_is_one_of_its_class() -> None:
+    rows = re.findall(r"^\| `([A-Z]\w+)` \| [^|:]*: (`[^|]*) \|$", PAGE, flags=re.MULTILINE)
+    assert {name for name, _ in rows} >= {"SharpnessResult", "SymmetryMap", "Inspection"}
+    for name, text in rows:
+        for member in re.findall(r"`(\w+)`", text):
+            own: Any = getattr(hf_geosharp, name)
+            assert member in {*dir(own), *inspect.signature(own).parameters}, f"{name}: {member}"
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_argument_is_in_a_docstring(name: str) -> None:
     function: Any = getattr(hf_geosharp, name)
