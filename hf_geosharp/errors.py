@@ -81,4 +81,4 @@ def warn(text: str, category: type[Warning] = GeosharpWarning) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error says first, for messages that tell of another library's; its kind if it says nothing."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

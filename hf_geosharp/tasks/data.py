@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import DataError, GeosharpError, HubError, UsageError, warn
+from hf_geosharp.errors import DataError, GeosharpError, HubError, UsageError, first_line, warn
 from hf_geosharp.tasks.columns import choose
 from hf_geosharp.tasks.hub import hub_error, is_hub_failure, looks_like_path
 from hf_geosharp.tasks.kinds import Task, find_task
@@ -334,7 +334,7 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
     local = Path(request.id).expanduser().exists()
-    text = _first_line(error)
+    text = first_line(error)
     if not local and isinstance(error, DatasetNotFoundError):
         return HubError(
             f"Cannot get the data set {request.id!r} from the Hub: {text} Check the id; for a private or gated one log "
@@ -368,11 +368,6 @@ def _cause(error: BaseException) -> str:
     cause = error.__cause__
     behind = "".join(str(error).split("\n\n")[1:2]) if cause is None else str(cause) or type(cause).__name__
     return textwrap.shorten(behind, _MOST_OF_A_CAUSE, placeholder=" ...")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _load_shipped_text() -> tuple[datasets.Dataset, dict[str, Any]]:

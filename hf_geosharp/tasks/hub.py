@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hf_geosharp.errors import HubError, ModelError, UsageError
+from hf_geosharp.errors import HubError, ModelError, UsageError, first_line
 
 # The client library differs between releases of huggingface_hub.
 _NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3")
@@ -138,11 +138,10 @@ def hub_error(error: BaseException, what: str) -> HubError:
         for kind, text in advice:
             if isinstance(link, kind):
                 return HubError(f"Cannot get {what} from the Hub: {text}.")
-    cause = str(error).strip().splitlines()
     return HubError(
         f"Cannot get {what} from the Hub: it is not in the local cache and the Hub cannot be reached. "
         "Check the network and HF_HUB_OFFLINE, or pass a local folder or file instead. "
-        f"({type(error).__name__}: {cause[0] if cause else ''})"
+        f"({type(error).__name__}: {first_line(error)})"
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 from hf_geosharp.errors import UsageError
+from hf_geosharp.sharpness.choices import DTYPES
 from hf_geosharp.tasks.adapters import load_adapter
 from hf_geosharp.tasks.config import choose_task, load_config, read_config, refuse_quantised
 from hf_geosharp.tasks.devices import find_device
 from hf_geosharp.tasks.hub import find_source
 from hf_geosharp.tasks.loaded import LoadedModel, identity_of, with_processor
 from hf_geosharp.tasks.quiet import quiet_transformers
-from hf_geosharp.tasks.weights import DTYPES, load_weights
+from hf_geosharp.tasks.weights import load_weights
 
 
 def load_model(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import ModelError, UsageError, warn
+from hf_geosharp.sharpness.choices import DTYPES
 from hf_geosharp.tasks.config import load_config, read_config, refuse_quantised, task_of_config
 from hf_geosharp.tasks.devices import find_device
 from hf_geosharp.tasks.hub import Source, find_source
@@ -15,7 +16,7 @@ from hf_geosharp.tasks.kinds import Task, find_task, task_names
 from hf_geosharp.tasks.loaded import LoadedModel, identity_of, with_processor
 from hf_geosharp.tasks.quiet import quiet_transformers
 from hf_geosharp.tasks.random_init import build
-from hf_geosharp.tasks.weights import DTYPES, load_weights
+from hf_geosharp.tasks.weights import load_weights
 
 if TYPE_CHECKING:
     import torch

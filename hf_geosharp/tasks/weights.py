@@ -8,7 +8,6 @@ from hf_geosharp.errors import ModelError, warn
 from hf_geosharp.tasks.hub import Source
 from hf_geosharp.tasks.load_errors import load_error
 
-DTYPES = ("float32", "float64")
 _SHOWN = 6
 
 
