@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 from hf_geosharp.carried import emptied
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.parallel import World
-from hf_geosharp.sharpness.borrow import borrow
+from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.identity import agree, identity
 from hf_geosharp.sharpness.jobs import Ledger
 from hf_geosharp.sharpness.journal import Journal, write_result
@@ -27,8 +28,16 @@ from hf_geosharp.sharpness.parts import Batch, Weight, samples
 from hf_geosharp.sharpness.precision import full_float32
 from hf_geosharp.sharpness.progress import Progress, Track
 from hf_geosharp.sharpness.proof import Proof
-from hf_geosharp.sharpness.result import CurvePoint, PairSummary, Passes, Reproducible, SharpnessResult, mean_with_error
-from hf_geosharp.sharpness.runner import Runner
+from hf_geosharp.sharpness.result import (
+    CurvePoint,
+    PairSummary,
+    PartScore,
+    Passes,
+    Reproducible,
+    SharpnessResult,
+    mean_with_error,
+)
+from hf_geosharp.sharpness.runner import Runner, Runs
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import Shards
@@ -106,65 +115,96 @@ def estimate(
             header = identity(borrowed, batches, settings, loss, data_digest, versions or {})
             agree(world, header)
         with _ledger(world, output, header, whole) as ledger:
-            proof = Proof(borrowed, batches, settings, track, notes)
-            if settings.params != "all":
-                proof.say_what_rounds()
-            track.say("verify")
-            verified, effective = proof.symmetries()
-            same = {"symmetries": verified.map.dimension, "dropped": verified.map.dropped, "per": effective.per}
-            agree(world, same)
-            with checkpointed(model, effective.gradient_checkpointing):
-                runner = Runner(borrowed, batches, verified.map, effective, loss, weight, track, notes, ledger)
-                parts = runner.parts()
-                runs = runner.run()
-                per = runner.scores_of(parts, runs)
-                reproducible, baselines = runner.evidence(runs)
-        stored = borrowed.stored_dtypes
-    radii = effective.radii
+            measured = _measure(borrowed, batches, settings, loss, weight, track, notes, ledger)
+    model_record = {
+        "dtype": str(borrowed.dtype).removeprefix("torch."),
+        **(model_identity or {"class": type(model).__name__}),
+        "stored_dtypes": list(borrowed.stored_dtypes),
+        **({"compiled": True} if settings.compile else {}),
+    }
+    skipped = measured.runs.skipped
+    data_record = {**(data_identity or {}), **({"skipped_batches": skipped} if skipped else {})}
+    seconds = time.perf_counter() - started + ledger.seconds
+    result = _result(measured, batches, seconds, model_record, data_record, dict(versions or {}), notes)
+    if output is not None and world.leads:
+        write_result(output, result.to_json() + "\n")
+    return result
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured, and by which symmetries and settings in the end."""
+
+    verified: Verified
+    settings: Settings
+    runs: Runs
+    per: tuple[PartScore, ...]
+    reproducible: Mapping[float, Reproducible]
+    baselines: dict[str, float]
+
+
+def _measure(
+    borrowed: Borrowed, batches: Sequence[Batch], settings: Settings, loss: Loss | None, weight: Weight | None,
+    track: Track, notes: Notes, ledger: Ledger,
+) -> _Measured:  # fmt: skip
+    """Proves the symmetries of a borrowed model, then runs all that is asked for."""
+    proof = Proof(borrowed, batches, settings, track, notes)
+    if settings.params != "all":
+        proof.say_what_rounds()
+    track.say("verify")
+    verified, settings = proof.symmetries()
+    same = {"symmetries": verified.map.dimension, "dropped": verified.map.dropped, "per": settings.per}
+    agree(ledger.world, same)
+    with checkpointed(borrowed.model, settings.gradient_checkpointing):
+        runner = Runner(borrowed, batches, verified.map, settings, loss, weight, track, notes, ledger)
+        parts = runner.parts()
+        runs = runner.run()
+        per = runner.scores_of(parts, runs)
+        return _Measured(verified, settings, runs, per, *runner.evidence(runs))
+
+
+def _result(
+    measured: _Measured, batches: Sequence[Batch], seconds: float, model: dict[str, Any], data: dict[str, Any],
+    versions: dict[str, str], notes: Notes,
+) -> SharpnessResult:  # fmt: skip
+    """The record of a score."""
+    settings, runs, reproducible = measured.settings, measured.runs, measured.reproducible
+    radii, paired = settings.radii, settings.geometry.paired
     curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(set(radii))]
     head = next(c for c in curve if c.rho == radii[0])
-    check = reproducible.get(head.rho, Reproducible(None, None, "not checked"))
-    result = SharpnessResult(
+    return SharpnessResult(
         geodesic_sharpness=head.geodesic_sharpness,
         stderr=head.stderr,
         interval95=head.interval95,
         base_loss=math.fsum(o.base for o in runs.outcomes) / len(runs.outcomes),
         rho=head.rho,
-        metric=effective.metric,
-        geodesic=effective.order,
-        symmetries=effective.symmetries if effective.geometry.paired else "none",
-        mode="average" if effective.average else "worst",
-        steps=effective.steps,
-        starts=effective.starts,
-        ascent="none" if effective.average else effective.ascent,
-        params=effective.params,
-        damping=effective.damping if effective.geometry.paired else 0.0,
-        per=per,
+        metric=settings.metric,
+        geodesic=settings.order,
+        symmetries=settings.symmetries if paired else "none",
+        mode="average" if settings.average else "worst",
+        steps=settings.steps,
+        starts=settings.starts,
+        ascent="none" if settings.average else settings.ascent,
+        params=settings.params,
+        damping=settings.damping if paired else 0.0,
+        per=measured.per,
         profile=runs.profile,
-        seed=effective.seed,
+        seed=settings.seed,
         samples=sum(samples(batches[o.job.batch]) for o in runs.outcomes),
         batch_size=samples(batches[0]),
         per_batch=[o.at(head.rho) for o in runs.outcomes],
         curve=curve,
-        baselines=baselines,
-        pairs=_summary(verified, runs.reduced),
+        baselines=measured.baselines,
+        pairs=_summary(measured.verified, runs.reduced),
         share=dict(sorted(runs.worst(head.rho).share.items(), key=lambda item: -item[1])),
-        reproducible=check,
+        reproducible=reproducible.get(head.rho, Reproducible(None, None, "not checked")),
         passes=Passes(sum(o.passes.forwards for o in runs.outcomes), sum(o.passes.backwards for o in runs.outcomes)),
-        seconds=time.perf_counter() - started + ledger.seconds,
-        model={
-            "dtype": str(borrowed.dtype).removeprefix("torch."),
-            **(model_identity or {"class": type(model).__name__}),
-            "stored_dtypes": list(stored),
-            **({"compiled": True} if settings.compile else {}),
-        },
-        data={**(data_identity or {}), **({"skipped_batches": runs.skipped} if runs.skipped else {})},
-        versions=dict(versions or {}),
+        seconds=seconds,
+        model=model,
+        data=data,
+        versions=versions,
         warnings=[*dict.fromkeys(notes)],
     )
-    if output is not None and world.leads:
-        write_result(output, result.to_json() + "\n")
-    return result
 
 
 def _check_sharded(shards: Shards, world: World, settings: Settings) -> None:
