@@ -210,8 +210,8 @@ class Trials:
         """Whether a claim has held wherever it was tried on modules of one class, alike or not."""
         self._limits: dict[tuple[str, str], float] = {}
         """By module and claim how much outputs move on larger inputs, where a claim does not hold there."""
-        self._twin: tuple[str, LocalTwin] | None = None
-        self._narrow: tuple[str, LocalTwin] | None = None
+        self._twins: dict[bool, tuple[str, LocalTwin]] = {}
+        """The last whole twin and the last narrow one, by whether they are cut, each with its module."""
         self._plans: dict[str, list[Cuts]] = {}
         """How a twin of a module may be cut, less what did not run."""
         self.too_large: dict[str, int] = {}
@@ -322,7 +322,7 @@ class Trials:
                 self.too_large[scope] = size
                 return None
             try:
-                measured = self._of(scope, call).test(symmetry, scale)
+                measured = self._tested(symmetry, scope, call, scale)
             except KeyError:
                 # It moves parameters of more than this module.
                 if not scope or instead is not None:
@@ -333,12 +333,7 @@ class Trials:
                 self._failures.setdefault((start, symmetry.kind), error)
                 return None
             self._failures[start, symmetry.kind] = None
-            self._note(scope, symmetry, measured)
             return measured
-
-    def _note(self, scope: str, symmetry: Symmetry, measured: tuple[float, float]) -> None:
-        where = scope, symmetry.kind
-        self._moved[where] = self._moved.get(where, False) or max(measured) > NOTHING
 
     def _measured_narrow(self, symmetry: Symmetry, scope: str, call: Call, scale: float) -> tuple[float, float] | None:
         """The same on a narrow twin; None where there is none, or the symmetry acts along what is cut."""
@@ -353,32 +348,30 @@ class Trials:
             if short is None or _size(module, self._names, cuts) > LARGEST:
                 return None
             try:
-                if self._narrow is None or self._narrow[0] != scope:
-                    self._narrow = None
-                    self._narrow = scope, LocalTwin(module, call, self._names, cuts=cuts)
-                twin = self._narrow[1]
-                if twin.recorded is not call:
-                    twin.replay(call)
-                measured = twin.test(short, scale)
+                return self._tested(short, scope, call, scale, cuts)
             except KeyError:
                 return None  # it moves parameters of more than this module
             except Exception:
                 # Its code, which may raise anything, wants more, or the width that it was made for.
                 del plans[0]
-                self._narrow = None
-            else:
-                self._note(scope, symmetry, measured)
-                return measured
+                self._twins.pop(True, None)
         return None
 
-    def _of(self, scope: str, call: Call) -> LocalTwin:
-        if self._twin is None or self._twin[0] != scope:
-            self._twin = None
-            self._twin = scope, LocalTwin(self._modules[scope], call, self._names)
-        twin = self._twin[1]
+    def _tested(
+        self, symmetry: Symmetry, scope: str, call: Call, scale: float, cuts: Cuts = narrow.WHOLE
+    ) -> tuple[float, float]:
+        """(deviation, control) on the twin of this module that is cut so, which is made if it is not the last one."""
+        key = bool(cuts)
+        if key not in self._twins or self._twins[key][0] != scope:
+            self._twins.pop(key, None)
+            self._twins[key] = scope, LocalTwin(self._modules[scope], call, self._names, cuts)
+        twin = self._twins[key][1]
         if twin.recorded is not call:
             twin.replay(call)
-        return twin
+        measured = twin.test(symmetry, scale)
+        where = scope, symmetry.kind
+        self._moved[where] = self._moved.get(where, False) or max(measured) > NOTHING
+        return measured
 
 
 def _described(symmetry: Symmetry) -> str:
