@@ -227,17 +227,8 @@ def _encoder(
     rule = None
     if task.is_classification and chosen.label is not None:
         rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
-    if max_length is not None and task.modality != "text":
-        raise UsageError(f"max_length applies to texts, but the task {task.name} has none")
-    if max_length is not None and max_length < 1:
-        raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
-    added = getattr(loaded.processor, "num_special_tokens_to_add", None)
-    special = added(pair=chosen.text_pair is not None) if max_length is not None and added is not None else 0
-    if max_length is not None and max_length <= special:
-        raise UsageError(
-            f"max_length is {max_length}, and the tokenizer adds {special} special tokens to each text: nothing of the "
-            "text would be left"
-        )
+    if max_length is not None:
+        _check_length(max_length, loaded, pairs=chosen.text_pair is not None)
     encoder = Encoder(
         task=task,
         processor=loaded.processor,
@@ -250,6 +241,25 @@ def _encoder(
         generator=torch.Generator().manual_seed(seed),
     )
     return encoder, with_images(dataset, chosen.image) if chosen.image else dataset
+
+
+def _check_length(max_length: int, loaded: LoadedModel, *, pairs: bool) -> None:
+    """Whether texts, or ``pairs`` of them, can be cut to this length.
+
+    Raises:
+        UsageError: there are none, or nothing of them would be left.
+    """
+    if loaded.task.modality != "text":
+        raise UsageError(f"max_length applies to texts, but the task {loaded.task.name} has none")
+    if max_length < 1:
+        raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
+    added = getattr(loaded.processor, "num_special_tokens_to_add", None)
+    special = added(pair=pairs) if added is not None else 0
+    if max_length <= special:
+        raise UsageError(
+            f"max_length is {max_length}, and the tokenizer adds {special} special tokens to each text: nothing of the "
+            "text would be left"
+        )
 
 
 def _encoder_identity(encoder: Encoder) -> dict[str, Any]:
