@@ -15,7 +15,7 @@ Move = dict[str, Tensor]
 
 
 class Symmetry(ABC):
-    """One continuous symmetry: a pair, or a direction that folds away."""
+    """One continuous symmetry: a pair, a direction that folds away, or a scale that is nothing."""
 
     name: str
     kind: str

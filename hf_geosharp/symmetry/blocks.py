@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -145,12 +146,13 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
     groups: dict[tuple[frozenset[int], bool, object], list[tuple[Node, set[Node]]]] = {}
     for key, nodes in components.items():
         # How many features of one family a head has in a coordinate: one, or two that are turned.
-        counts = {n for both in met[key].values() for one in both for f, n in _families(one).items() if mapped(f)}
+        halves = [one for both in met[key].values() for one in both]
+        counts = {n for one in halves for n in Counter(f for f, _ in one if mapped(f)).values()}
         if counts not in ({1}, {2}):
             most = max(counts, default=0)
             reason = reason or f"{most} features act as one (a norm or a mixing of coordinates)"
             continue
-        families = tuple(sorted((f, s, n) for (f, s), n in _counted(nodes, side).items()))
+        families = tuple(sorted((f, s, n) for (f, s), n in Counter((node[0], side[node]) for node in nodes).items()))
         groups.setdefault((frozenset(met[key]), counts == {2}, families), []).append((key, nodes))
     blocks = []
     for (own_heads, turned, _), found in groups.items():
@@ -162,13 +164,6 @@ def _blocks(edges: Sequence[Edges], h_side: set[Node], mapped: Callable[[int], b
             blocks.append(Block(tuple(sorted(own_heads)), turned, made[0], made[1]))
     blocks.sort(key=lambda b: (b.turned, b.heads, b.h[0]))
     return Analysis(tuple(blocks), reason)
-
-
-def _families(nodes: set[Node]) -> dict[int, int]:
-    out: dict[int, int] = {}
-    for family, _ in nodes:
-        out[family] = out.get(family, 0) + 1
-    return out
 
 
 def _sides(nodes: set[Node], pairs: Sequence[tuple[Node, Node]], h_side: set[Node]) -> dict[Node, bool] | None:
@@ -194,13 +189,6 @@ def _parted(nodes: set[Node], pairs: Sequence[tuple[Node, Node]], seeds: set[Nod
         if not changed:
             break
     return side if len(side) == len(nodes) else None
-
-
-def _counted(nodes: set[Node], side: dict[Node, bool]) -> dict[tuple[int, bool], int]:
-    out: dict[tuple[int, bool], int] = {}
-    for n in nodes:
-        out[n[0], side[n]] = out.get((n[0], side[n]), 0) + 1
-    return out
 
 
 def _plain(found: Sequence[tuple[Node, set[Node]]], side: dict[Node, bool]) -> tuple[Side, Side]:
