@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     import torch
 
 
-def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a batch goes into the model: keys with a leading underscore are for the loss."""
-    return {key: value for key, value in batch.items() if not key.startswith("_")}
-
-
 def attach_model_targets(
     model: Any,
     batches: Sequence[Mapping[str, torch.Tensor]],
@@ -95,17 +90,24 @@ def check_next_token(model: Any, batch: Mapping[str, torch.Tensor]) -> None:
     """
     import torch
 
+    from hf_geosharp.randomness import the_same_drawn
     from hf_geosharp.sharpness.shards import is_sharded
+    from hf_geosharp.symmetry.inputs import call
 
     parameters = list(model.parameters())
     if any(p.is_meta or is_sharded(p) for p in parameters):
         # The one is refused elsewhere; the other runs on all processes together, in the score alone.
         return
-    inputs = {key: value[:1].to(parameters[0].device) for key, value in model_inputs(batch).items()}
+    inputs = {key: value[:1].to(parameters[0].device) for key, value in batch.items()}
     less = inputs["labels"].clone()
     less[:, 0] = IGNORED
+
+    def loss(labels: torch.Tensor) -> float:
+        with the_same_drawn():
+            return float(call(model, {**inputs, "labels": labels})["loss"])
+
     with evaluating(model), torch.no_grad():
-        whole, rest = (float(model(**{**inputs, "labels": labels})["loss"]) for labels in (inputs["labels"], less))
+        whole, rest = loss(inputs["labels"]), loss(less)
     if abs(whole - rest) > 1e-5 * abs(whole):
         raise ModelError(
             f"{type(model).__name__} compares its output at a position with the label there, not with the next one, so "

@@ -6,13 +6,22 @@ import datasets
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from transformers import AutoModelForCausalLM
 
+from benchmarks import tiny
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.collate import collate
 from hf_geosharp.tasks.kinds import find_task
 from hf_geosharp.tasks.loaded import LoadedModel
-from hf_geosharp.tasks.loss import attach_model_targets, bernoulli_kl_to_model, divergence, kl_to_model, model_inputs
+from hf_geosharp.tasks.loss import (
+    attach_model_targets,
+    bernoulli_kl_to_model,
+    check_next_token,
+    divergence,
+    kl_to_model,
+)
 from hf_geosharp.tasks.models import load_model
 from tests.tasks.tiny import bert_config, make_images, make_tokenizer
 
@@ -194,7 +203,8 @@ def test_a_sampler_that_counts_something_else_than_rows_is_taken_as_it_is(model)
 def test_keys_for_the_loss_only(model):
     batches, _ = batches_from([batch(_weights=torch.ones(4, dtype=torch.float64))], model)
     assert batches[0]["_weights"].dtype == torch.float32
-    assert set(model_inputs(batches[0])) == {"input_ids", "labels"}
+    assert set(batches[0]) == {"input_ids", "labels", "_weights"}
+    assert call(model, batches[0]).logits.shape[0] == 4
     with pytest.raises(DataError, match=r"'weights'.*'_weights'"):
         batches_from([batch(weights=torch.ones(4))], model)
 
@@ -446,3 +456,9 @@ def test_an_image_that_cannot_be_opened_is_named_by_its_row(vit_folder, tmp_path
     loaded = load_model(vit_folder, device="cpu")
     with pytest.raises(DataError, match=r"Row 2 \(counted from 0\) cannot be opened \(UnidentifiedImageError"):
         batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
+
+
+def test_the_check_of_next_tokens_runs_experts_in_double_precision():
+    model = AutoModelForCausalLM.from_config(tiny.build("mixtral").config).double().eval()
+    ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
+    check_next_token(model, {"input_ids": ids, "labels": ids.clone(), "_weights": torch.ones(2)})

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hf_geosharp.errors import GeosharpWarning, UsageError
+from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import weight
-from hf_geosharp.tasks.loss import model_inputs
 from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare
 from tests.tasks.tiny import edit_config, make_images
@@ -19,7 +19,7 @@ from tests.tasks.tiny import edit_config, make_images
 def run(prepared):
     """The outputs of the first batch."""
     with torch.no_grad():
-        return prepared.model(**model_inputs(prepared.batches[0]))
+        return call(prepared.model, prepared.batches[0])
 
 
 def go(folder, data, **options):
