@@ -73,6 +73,20 @@ def test_every_attention_has_one_query_key_and_one_value_output_pair(
     assert not maps[family.name].unrecognised
 
 
+def test_a_module_whose_train_returns_nothing_is_tried_too(maps: dict[str, SymmetryMap]) -> None:
+    """LeViT's attention overrides ``train`` like this."""
+
+    def overridden(cls: type[nn.Module]) -> type[nn.Module]:
+        return type(cls.__name__, (cls,), {"train": lambda self, mode=True: (cls.train(self, mode), None)[1]})
+
+    model = build("bert")
+    for module in list(model.modules())[1:]:
+        module.__class__ = overridden(type(module))
+    found = find_symmetries(model, batch_of("bert"), cached=False)
+    assert [s.name for s in found.symmetries] == [s.name for s in maps["bert"].symmetries]
+    assert not found.unrecognised
+
+
 @each_family
 def test_hidden_units_scale_where_the_activation_lets_them(family: Family, maps: dict[str, SymmetryMap]) -> None:
     units = of_kind(maps[family.name], "mlp")
