@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
+import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from hf_geosharp.errors import DataError
 from hf_geosharp.sharpness.result import SharpnessResult
@@ -50,7 +52,7 @@ def read_result(path: str | os.PathLike[str]) -> SharpnessResult:
         result = SharpnessResult.from_dict(data)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise DataError(f"{name} is not a result: {type(error).__name__}: {error}") from None
     _check(result, name)
     return result
@@ -73,22 +75,21 @@ def _no_text(value: Any) -> Iterator[str]:
 
 def _check(result: SharpnessResult, name: str) -> None:
     """Types and the relations that every score has; an edited number breaks one of them."""
-    wrong = next((what for what, right in _facts(result) if not right), None)
+    wrong = next(_mistyped(result, SharpnessResult), None)
+    wrong = wrong or next((what for what, right in _facts(result) if not right), None)
     if wrong is not None:
         raise DataError(f"{name} is not what a score wrote: {wrong}. Compute the score again")
 
 
 def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
-    """What must hold, each as a sentence and whether it does; later ones are only looked at if types are right."""
-    facts = _types(result)
-    if not all(right for _, right in facts):
-        return facts
+    """What must hold where all types are right, each as a sentence and whether it does."""
     at_rho = [point for point in result.curve if point.rho == result.rho]
     mean = math.fsum(batch.value for batch in result.per_batch) / max(len(result.per_batch), 1)
-    facts += [
+    facts = [
         ("its rho is not above 0", result.rho > 0),
         ("it has no samples or no batches", result.samples > 0 and result.batch_size > 0 and bool(result.per_batch)),
         ("its curve does not have its rho", bool(at_rho)),
+        ("it has a batch twice", len({batch.index for batch in result.per_batch}) == len(result.per_batch)),
     ]
     for point in at_rho:
         facts += [
@@ -99,50 +100,45 @@ def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
     tops = [(batch.value, max(batch.rises, default=batch.value)) for batch in result.per_batch]
     facts.append(("a batch's value is not the largest of its starts", all(_near(*top) for top in tops)))
     facts.append(("its score is not the mean of its batches", _near(mean, result.geodesic_sharpness)))
+    if (way := result.profile) is not None:
+        facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
     if result.interval95 is not None:
         low, high = result.interval95
         facts.append(("its score is not inside its interval", low <= result.geodesic_sharpness <= high))
     return facts
 
 
-def _types(result: SharpnessResult) -> list[tuple[str, bool]]:
-    texts = {name: getattr(result, name) for name in ("metric", "geodesic", "symmetries", "mode")}
-    counts = {name: getattr(result, name) for name in ("steps", "starts", "seed", "samples", "batch_size")}
-    numbers = {name: getattr(result, name) for name in ("geodesic_sharpness", "base_loss", "rho", "seconds")}
-    numbers |= {f"baselines.{name}": value for name, value in result.baselines.items()}
-    facts = [(f"{name} is no text", isinstance(value, str)) for name, value in texts.items()]
-    facts += [(f"{name} is no whole number", type(value) is int) for name, value in counts.items()]
-    facts += [(f"{name} is no finite number", _is_number(value)) for name, value in numbers.items()]
-    facts += [("stderr is no finite number", result.stderr is None or _is_number(result.stderr))]
-    for point in result.curve:
-        held = (point.rho, point.geodesic_sharpness, *(() if point.stderr is None else (point.stderr,)))
-        facts.append(("its curve holds something that is not a number", all(_is_number(value) for value in held)))
-    for part in result.per:
-        numbers_of_part = (part.value, *(() if part.stderr is None else (part.stderr,)))
-        facts.append(
-            ("a part holds something that is not a number", all(_is_number(value) for value in numbers_of_part))
-        )
-    if (way := result.profile) is not None:
-        numbers_of_way = (*way.t, *way.geodesic, *way.straight, way.radius)
-        facts.append(("its profile holds something that is not a number", all(map(_is_number, numbers_of_way))))
-        facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
-    for batch in result.per_batch:
-        facts.append(
-            ("a batch holds something that is not a number", all(map(_is_number, (batch.value, *batch.rises))))
-        )
-    facts += [
-        ("pairs has no whole numbers", type(result.pairs.count) is int and type(result.pairs.symmetry_dim) is int),
-        ("model, data or versions is no object", all(isinstance(x, dict) for x in _objects(result))),
-    ]
-    return facts
+_KINDS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda value: isinstance(value, str), "text"),
+    bool: (lambda value: isinstance(value, bool), "truth value"),
+    int: (lambda value: type(value) is int, "whole number"),
+    float: (lambda value: type(value) in (int, float) and abs(value) <= sys.float_info.max, "finite number"),
+    list: (lambda value: isinstance(value, list), "list"),
+    tuple: (lambda value: isinstance(value, tuple), "list"),
+    dict: (lambda value: isinstance(value, dict), "object"),
+}
+"""What a field can be declared as, with how a value is told to be that, and the word for it."""
 
 
-def _objects(result: SharpnessResult) -> tuple[Any, ...]:
-    return (result.model, result.data, result.versions)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def _mistyped(value: Any, kind: Any, name: str = "") -> Iterator[str]:
+    """What is not of the type that its field is declared with, in words."""
+    parts = get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        for own, inner in get_type_hints(kind).items():
+            yield from _mistyped(getattr(value, own), inner, f"{name}.{own}".lstrip("."))
+    elif type(None) in parts:
+        if value is not None:
+            yield from _mistyped(value, parts[0], name)
+    elif kind is not Any:
+        is_right, word = _KINDS[get_origin(kind) or kind]
+        if not is_right(value):
+            yield f"{name} is no {word}"
+        elif isinstance(value, dict):
+            for key, held in value.items():
+                yield from _mistyped(held, parts[1], f"{name}.{key}")
+        elif isinstance(value, (list, tuple)):
+            for place, held in enumerate(value):
+                yield from _mistyped(held, parts[0], f"{name}[{place}]")
 
 
 def _near(a: float, b: float) -> bool:

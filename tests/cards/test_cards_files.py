@@ -119,7 +119,7 @@ NO_RESULTS: dict[str, tuple[str, str]] = {
     "no score": (edited(lambda d: d.update(geodesic_sharpness=None)), "geodesic_sharpness is no finite"),
     "true for a number": (edited(lambda d: d.update(rho=True)), "rho is no finite"),
     "steps and a half": (edited(lambda d: d.update(steps=1.5)), "steps is no whole"),
-    "a part without a number": (edited(lambda d: d.update(per=[{**PART, "value": "much"}])), "a part holds something"),
+    "a part without a number": (edited(lambda d: d.update(per=[{**PART, "value": "much"}])), r"per\[0\].value"),
     "a part with too much": (edited(lambda d: d.update(per=[{**PART, "colour": "red"}])), "is not a result"),
     "a profile with a gap": (
         edited(lambda d: d.update(profile={"t": [0, 1], "geodesic": [0, 1], "straight": [0], "radius": 0.1})),
@@ -140,8 +140,18 @@ NO_RESULTS: dict[str, tuple[str, str]] = {
         edited(lambda d: (d.update(interval95=[1, 2]), d["curve"][1].update(interval95=[1, 2]))),
         "not inside its interval",
     ),
-    "a text for a model": (edited(lambda d: d.update(model="m")), "no object"),
-    "a text for pairs": (edited(lambda d: d["pairs"].update(count="9")), "pairs has no whole numbers"),
+    "a text for a model": (edited(lambda d: d.update(model="m")), "model is no object"),
+    "a list for baselines": (edited(lambda d: d.update(baselines=[])), "baselines is no object"),
+    "a number that no float holds": (edited(lambda d: d.update(stderr=10**400)), "stderr is no finite"),
+    "such a number in an interval": (edited(lambda d: d.update(interval95=[0, 10**400])), "is not a result"),
+    "a batch without a loss": (edited(lambda d: d["per_batch"][1].update(base_loss=None)), r"per_batch\[1\].base"),
+    "a batch that may have converged": (edited(lambda d: d["per_batch"][0].update(converged=None)), "no truth value"),
+    "a batch twice": (edited(lambda d: d["per_batch"][1].update(index=0)), "a batch twice"),
+    "a spread in words": (edited(lambda d: d["reproducible"].update(spread="small")), "reproducible.spread is"),
+    "a number of dropped pairs": (edited(lambda d: d["pairs"].update(dropped=5)), "pairs.dropped is no list"),
+    "a part of a numbered kind": (edited(lambda d: d.update(per=[{**PART, "by": 5}])), r"per\[0\].by is no text"),
+    "a share in words": (edited(lambda d: d.update(share={"a": "all"})), "share.a is no finite"),
+    "a text for pairs": (edited(lambda d: d["pairs"].update(count="9")), "pairs.count is no whole number"),
 }
 
 
