@@ -200,12 +200,7 @@ def _read(path: Path, place: cards.Place, *, force: bool) -> SharpnessResult:
     from hf_geosharp.sharpness.reading import read_result
 
     result = read_result(path)
-    name = place.named_otherwise(result.model)
-    if name is not None:
-        text = f"the score is of {name}, but the card is of {place.name}"
-        if place.is_other(result.model) and not force:
-            raise UsageError(f"{text}. Use a score of {place.name}, or pass --force")
-        say(f"warning: {text}")
+    place.check_score(result.model, force=force)
     return result
 
 

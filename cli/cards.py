@@ -11,7 +11,7 @@ import click
 
 from hf_geosharp import demos
 from hf_geosharp.cli.errors import say
-from hf_geosharp.errors import CardError, GeosharpError
+from hf_geosharp.errors import CardError, GeosharpError, UsageError
 
 if TYPE_CHECKING:
     from hf_geosharp.cards.push import Hub
@@ -42,26 +42,64 @@ class Place:
         assert self.file is not None
         return files.read(self.file)
 
-    def named_otherwise(self, identity: Mapping[str, Any]) -> str | None:
+    def check_score(self, identity: Mapping[str, Any], *, force: bool) -> None:
+        """Warns of a score of a model that is called otherwise than the card's.
+
+        Raises:
+            UsageError: it is certainly of another model, unless ``force``.
+        """
+        scored = self._named_otherwise(identity)
+        if scored is None:
+            return
+        text = f"the score is of {scored}, but the card is of {self.name}"
+        if self._is_other(identity) and not force:
+            raise UsageError(f"{text}. Use a score of {self.name}, or pass --force")
+        say(f"warning: {text}")
+
+    def _named_otherwise(self, identity: Mapping[str, Any]) -> str | None:
         """The name of what was scored, where this model is called otherwise; of two of the Hub with their owners."""
         from hf_geosharp.cards.entry import on_hub, public_name
 
         scored = public_name(identity)
         if self.hub is not None and on_hub(identity):
             return scored if scored.lower() != self.name.lower() else None
+        folder = Path(str(identity.get("id", ""))).expanduser()
+        if self.file is not None and _is_folder(identity) and folder.is_dir():
+            # Folders may be called alike and be others, or be the same under two names.
+            return None if folder.samefile(self.file.parent) else str(folder)
         last = _last(scored)
         return last if last and last.lower() != _last(self.name).lower() else None
 
-    def is_other(self, identity: Mapping[str, Any]) -> bool:
-        """Whether what was scored is another model: both are of the Hub, or demos, and have other names.
+    def _is_other(self, identity: Mapping[str, Any]) -> bool:
+        """Whether what was scored is another model: both are of the Hub, demos, or folders, and have other names.
 
         An owner may have a copy of another's, and a folder may be called otherwise than the model that it became.
         """
         from hf_geosharp.cards.entry import on_hub, public_name
 
-        demo = str(identity.get("id", "")).startswith(demos.PREFIX)
-        alike = (self.hub is not None and on_hub(identity)) or (self.demo is not None and demo)
+        alike = (
+            (self.hub is not None and on_hub(identity))
+            or (self.demo is not None and _is_demo(identity))
+            or (self.file is not None and _holds_model(self.file.parent) and _is_folder(identity))
+        )
         return alike and _last(public_name(identity)).lower() != _last(self.name).lower()
+
+
+def _is_demo(identity: Mapping[str, Any]) -> bool:
+    return str(identity.get("id", "")).startswith(demos.PREFIX)
+
+
+def _is_folder(identity: Mapping[str, Any]) -> bool:
+    """Whether a model was scored in a folder, here or elsewhere; a name with one slash may also be of the Hub."""
+    from hf_geosharp.cards.entry import on_hub
+    from hf_geosharp.tasks.hub import looks_like_path
+
+    name = str(identity.get("id", ""))
+    return not on_hub(identity) and not _is_demo(identity) and (looks_like_path(name) or Path(name).is_dir())
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _last(name: str) -> str:
@@ -83,8 +121,7 @@ def find_local(target: str) -> Place | None:
         folder = path.parent
         if not folder.is_dir():
             raise GeosharpError(f"there is no folder {folder}; create it first")
-        own = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-        model = str(folder) if own else None
+        model = str(folder) if _holds_model(folder) else None
         return Place(name=folder.resolve().name, model=model, file=path)
     if looks_like_path(target):
         raise GeosharpError(f"there is no file or folder {target}")
@@ -142,12 +179,13 @@ class CardTarget:
             card.check(before)
 
     def write(self, result: SharpnessResult, quiet: bool) -> None:
-        """Put ``result`` into the card, if that is wanted.
+        """Put ``result`` into the card, if that is wanted; of a model that is called otherwise with a warning.
 
         Raises:
             CardError: the card cannot be changed safely.
             GeosharpError: it cannot be written.
         """
         if self._place is not None and self._place.file is not None:
+            self._place.check_score(result.model, force=True)
             before = self._place.read()
             write_card(self._place.file, before, merged(before, result, self._place.name), quiet)

@@ -108,6 +108,44 @@ def test_a_score_of_another_model_needs_to_be_forced(run: Run, tmp_path: Path) -
     assert run("card", "demo:digits-vit", "--force").exit_code == 2
 
 
+def result_in(path: Path, model: str) -> str:
+    path.write_text(make_result(model={**make_result().model, "id": model, "revision": None}).to_json())
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["./large-bert", "/models/large-bert", "~/runs/1/large-bert", r"C:\runs\large-bert"]
+)
+def test_a_score_of_another_folder_needs_to_be_forced(run: Run, model: Path, tmp_path: Path, elsewhere: str) -> None:
+    score = result_in(tmp_path / "other.json", elsewhere)
+    done = run("card", str(model), "--result", score)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the score is of large-bert, but the card is of small-bert. Use a score of small-bert" in done.stderr
+    assert (model / "README.md").read_bytes() == CARD
+    done = run("card", str(model), "--result", score, "--force")
+    assert done.exit_code == 0
+    assert "warning: the score is of large-bert" in done.stderr
+
+
+def test_a_folder_of_the_same_name_elsewhere_is_warned_of_and_one_of_two_names_is_not(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "runs" / "small-bert").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to(model)
+    done = run("card", str(model), "--result", result_in(tmp_path / "a.json", str(tmp_path / "runs" / "small-bert")))
+    assert done.exit_code == 0
+    assert f"warning: the score is of {tmp_path / 'runs' / 'small-bert'}, but the card is of small-bert" in done.stderr
+    for same in (str(model), str(tmp_path / "latest"), "/models/small-bert"):
+        assert "warning" not in run("card", str(model), "--result", result_in(tmp_path / "b.json", same)).stderr
+
+
+def test_a_card_beside_no_model_takes_any_score_with_a_warning(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    done = run("card", str(tmp_path / "docs"), "--result", result_in(tmp_path / "a.json", "./small-bert"))
+    assert done.exit_code == 0
+    assert "warning: the score is of small-bert, but the card is of docs" in done.stderr
+
+
 @pytest.mark.parametrize("args", [[], ["--dry-run"]])
 def test_a_card_that_cannot_be_merged_is_left_alone(run: Run, model: Path, score_file: str, args: list[str]) -> None:
     broken = b"---\nlicense: [mit\n---\n"
@@ -139,6 +177,7 @@ def test_score_puts_its_result_into_a_card_as_well(run: Run, model: Path, scorin
     assert done.exit_code == 0
     assert done.stdout.startswith("{")
     assert b"value: 0.0123457" in (model / "README.md").read_bytes()
+    assert "warning: the score is of digits-vit, but the card is of small-bert" in done.stderr
     assert run("score", "m", "--card", "no/such/place.md").exit_code == 1
     assert run("score", "m", "--card", "owner/name").exit_code == 1
     assert len(scoring.calls) == 1
