@@ -334,7 +334,8 @@ def compare_pretrained(
             "checkpoints (checkpoint-100, ...) counts as many"
         )
     _check_figure(rank_by, members, options)
-    broken = check_members(members, results, task=options.get("task", "auto"), token=token)
+    kinds = {name: options[name] for name in ("task", "params") if name in options}
+    broken = check_members(members, results, token=token, **kinds)
     skipped: dict[str, list[Skipped]] = {}
     taken: list[Named] = []
     for number, (member, folder) in enumerate(zip(members, folder_names(members), strict=True)):

@@ -10,12 +10,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_geosharp import demos
 from hf_geosharp.checkpoints import History, find_checkpoints, read_history
 from hf_geosharp.comparable import Named
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.sharpness.journal import RESULT
+
+if TYPE_CHECKING:
+    from hf_geosharp.tasks.hub import Source
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def find_members(places: Sequence[str], revision: str | None = None) -> Members:
 
 
 def _is_model(path: Path) -> bool:
-    return (path / "config.json").is_file()
+    return any((path / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _member(place: str, revision: str | None) -> Member:
@@ -113,7 +117,12 @@ def folder_names(members: Sequence[Member]) -> list[str]:
 
 
 def check_members(
-    members: Sequence[Member], results: Sequence[Named] = (), *, task: str = "auto", token: str | None = None
+    members: Sequence[Member],
+    results: Sequence[Named] = (),
+    *,
+    task: str = "auto",
+    params: str = "all",
+    token: str | None = None,
 ) -> dict[str, ModelError]:
     """Looks at every config, before anything is loaded.
 
@@ -121,14 +130,15 @@ def check_members(
         members: the models.
         results: what they are compared with.
         task: that all do; "auto" reads it from the configs.
+        params: "lora" wants adapters, and anything else models.
         token: of the Hub.
 
     Returns:
         What is wrong with checkpoints that can be no model, by their source.
 
     Raises:
-        UsageError: they do different tasks.
-        ModelError: a model that is no checkpoint of a run has no config that can be read.
+        UsageError: they do different tasks, or a model is there where adapters are wanted.
+        ModelError: a model that is no checkpoint of a run has no config that can be read, or is an adapter.
         HubError: the Hub does not give a config.
     """
     broken: dict[str, ModelError] = {}
@@ -137,7 +147,7 @@ def check_members(
         tasks.setdefault(str(item.result.model.get("task")), []).append(item.name)
     for member in members:
         try:
-            found = _task(member, token) if task == "auto" else task
+            found = _task(member, task, params, token)
         except ModelError as error:
             if not member.run:
                 raise
@@ -162,20 +172,30 @@ def one_task(tasks: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def _task(member: Member, token: str | None) -> str | None:
-    """The task by the config's architecture; None where only loading tells."""
-    from hf_geosharp.tasks.hub import fetch, find_source
-    from hf_geosharp.tasks.kinds import task_of
+def _task(member: Member, task: str, params: str, token: str | None) -> str | None:
+    """The task of a model or an adapter, whichever is wanted; None where only loading tells."""
+    from hf_geosharp.tasks.adapters import read_adapter, task_of_adapter
+    from hf_geosharp.tasks.config import refuse_adapter
+    from hf_geosharp.tasks.hub import find_source
 
     place = member.place
     if place.startswith(demos.PREFIX):
         place = str(demos.path(demos.base_name(place)[0]))
     source = find_source(place, member.revision, token)
+    if params == "lora":
+        raw, _ = read_adapter(source)
+        return task_of_adapter(raw) if task == "auto" else task
+    refuse_adapter(source)
+    return _task_of_model(member, source) if task == "auto" else task
+
+
+def _task_of_model(member: Member, source: Source) -> str | None:
+    """The task by the config's architecture; None where only loading tells."""
+    from hf_geosharp.tasks.hub import fetch
+    from hf_geosharp.tasks.kinds import task_of
+
     path = fetch(source, "config.json")
     if path is None:
-        # The task of an adapter is that of its base, which loading finds.
-        if fetch(source, "adapter_config.json") is not None:
-            return None
         raise ModelError(f"{member.source} has no config.json, so it is not a model")
     try:
         config = json.loads(path.read_bytes())

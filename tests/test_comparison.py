@@ -18,9 +18,10 @@ from hf_geosharp import members
 from hf_geosharp.checkpoints import find_checkpoints, read_history
 from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.members import find_members, folder_names
 from hf_geosharp.sharpness.result import CurvePoint
+from hf_geosharp.tasks.hub import Source
 from tests.results import DATA, many, result_of, write
 
 # ------------------------------------------------------------------------------------------------------------- ranking
@@ -488,18 +489,55 @@ def test_the_classes_may_have_other_numbers(world: dict[str, Path], tmp_path: Pa
     assert found.next[0].apart is False
 
 
-def test_the_task_of_an_adapter_is_left_to_loading(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_adapters_that_are_out_of_place_are_told_before_anything_is_scored(
+    world: dict[str, Path], tmp_path: Path
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "x", "task_type": "CAUSAL_LM"}')
+    first = str(world["run"] / "checkpoint-10")
+    told: list[str] = []
+    for task in ("auto", "text-classification"):
+        for models in ([first, str(adapter)], [str(adapter), first]):
+            with pytest.raises(UnsupportedModelError, match="adapter is an adapter"):
+                compare_pretrained(models, told=told.append, **options(world, task=task))
+            with pytest.raises(UsageError, match="checkpoint-10 is not an adapter"):
+                compare_pretrained(models, told=told.append, **options(world, task=task, params="lora"))
+    assert told == []
+
+
+def test_the_task_of_an_adapter_is_left_to_loading_unless_it_names_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Also where it is on the Hub, as its base's configuration is."""
     held = tmp_path / "adapter_config.json"
-    held.write_text("{}")
-    monkeypatch.setattr("hf_geosharp.tasks.hub.find_source", lambda place, *_: place)
-    monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda _, name: held if name == held.name else None)
-    (member,) = members.find_members(["me/adapter"]).members
-    assert members._task(member, None) is None
+    held.write_text('{"base_model_name_or_path": "me/base"}')
+    source = Source("me/adapter")
+    monkeypatch.setattr("hf_geosharp.tasks.hub.find_source", lambda *_: source)
+    for module in ("hub", "adapters"):
+        monkeypatch.setattr(
+            f"hf_geosharp.tasks.{module}.fetch", lambda _, name: held if held.exists() and name == held.name else None
+        )
+    found = members.find_members(["me/adapter"]).members
+    other = many(c=[1.0, 2.0])
+    assert members.check_members(found, other, params="lora") == {}
+    held.write_text('{"base_model_name_or_path": "me/base", "task_type": "CAUSAL_LM"}')
+    with pytest.raises(UsageError, match="causal-lm: me/adapter"):
+        members.check_members(found, other, params="lora")
     held.unlink()
-    monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda *_: None)
     with pytest.raises(ModelError, match=r"me/adapter has no config\.json"):
-        members._task(member, None)
+        members.check_members(found)
+
+
+def test_a_folder_that_is_an_adapter_is_a_model(tmp_path: Path) -> None:
+    """Also where results, or checkpoints, are in it."""
+    for name in ("adapter_config.json", "result.json", "checkpoint-3/adapter_config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert not members.holds_results(str(tmp_path))
+    found = find_members([str(tmp_path), "me/other"])
+    assert [member.step for member in found.members] == [None, None]
+    assert "give the folder alone" in found.notes[0]
 
 
 def test_a_length_that_was_chosen_is_a_setting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,10 @@ def load_adapter(
     """
     import transformers
 
-    raw, source = _read_adapter(source)
+    raw, source = read_adapter(source)
     base = find_source(raw["base_model_name_or_path"], raw.get("revision"), source.token)
     config_of_base, base = read_config(base)
-    named = _TASKS_OF_PEFT.get(str(raw.get("task_type")))
+    named = task_of_adapter(raw)
     chosen = choose_task(base, config_of_base, named if task == "auto" and named is not None else task)
     with quiet_transformers():
         config = load_config(base, trust_remote_code)
@@ -58,8 +59,19 @@ def load_adapter(
     return replace(loaded, card=read_card(source))
 
 
-def _read_adapter(source: Source) -> tuple[dict[str, Any], Source]:
-    """The raw adapter_config.json, and the source pinned to the commit it came from."""
+def task_of_adapter(raw: Mapping[str, Any]) -> str | None:
+    """The task that an adapter_config.json names; None where only the base tells."""
+    return _TASKS_OF_PEFT.get(str(raw.get("task_type")))
+
+
+def read_adapter(source: Source) -> tuple[dict[str, Any], Source]:
+    """The raw adapter_config.json, and the source pinned to the commit it came from.
+
+    Raises:
+        UsageError: There is none.
+        ModelError: It is not valid.
+        HubError: The Hub does not give it.
+    """
     path = fetch(source, "adapter_config.json")
     if path is None:
         where = "the folder" if source.folder is not None else "the repository"

@@ -21,13 +21,7 @@ def read_config(source: Source) -> tuple[dict[str, Any], Source]:
         HubError: The Hub does not give it.
     """
     path = fetch(source, "config.json")
-    # Adapters may carry a config.json too, and from_pretrained would load base and adapter without a word.
-    if fetch_optional(source, "adapter_config.json") is not None:
-        raise UnsupportedModelError(
-            f"{source.id} is an adapter (adapter_config.json), not a model. Merge the adapter first "
-            "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model, or score the adapter alone: "
-            "params 'lora' (--params lora)."
-        )
+    refuse_adapter(source)
     if path is None:
         where = "the folder" if source.folder is not None else "the repository"
         raise ModelError(f"{source.id} is not a model: {where} has no config.json.")
@@ -39,6 +33,22 @@ def read_config(source: Source) -> tuple[dict[str, Any], Source]:
         raise ModelError(f"{source.id}: config.json holds no object but a {type(raw).__name__}.")
     # On the Hub's cache the file lies in snapshots/<commit>/.
     return raw, source.at(path.parent.name)
+
+
+def refuse_adapter(source: Source) -> None:
+    """Refuses an adapter where a model is wanted.
+
+    Adapters may carry a config.json too, and from_pretrained would load base and adapter without a word.
+
+    Raises:
+        UnsupportedModelError: An adapter is there.
+    """
+    if fetch_optional(source, "adapter_config.json") is not None:
+        raise UnsupportedModelError(
+            f"{source.id} is an adapter (adapter_config.json), not a model. Merge the adapter first "
+            "(PEFT's merge_and_unload, then save_pretrained) and pass the merged model, or score the adapter alone: "
+            "params 'lora' (--params lora)."
+        )
 
 
 def load_config(source: Source, trust_remote_code: bool) -> Any:
