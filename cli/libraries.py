@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hf_geosharp.errors import GeosharpWarning
+from hf_geosharp.errors import DataWarning, GeosharpWarning
 
 _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -30,7 +30,11 @@ def hush(*, debug: bool, bars: bool) -> None:
 
 @contextmanager
 def warnings_as(say: Callable[[str], None], *, debug: bool) -> Iterator[None]:
-    """Hand the package's warnings to ``say``, one line each; those of other libraries only when debugging."""
+    """Hand the package's warnings to ``say``, one line each; those of other libraries only when debugging.
+
+    What is the same for every model, because it is about the data, is said once.
+    """
+    said: set[str] = set()
     with warnings.catch_warnings():
         if not debug:
             warnings.simplefilter("ignore")
@@ -39,7 +43,10 @@ def warnings_as(say: Callable[[str], None], *, debug: bool) -> Iterator[None]:
 
         def one_line(message: Warning | str, category: type[Warning], *where: object) -> None:
             if issubclass(category, GeosharpWarning):
-                say("warning: " + " ".join(str(message).split()))
+                text = " ".join(str(message).split())
+                if not (issubclass(category, DataWarning) and text in said):
+                    say(f"warning: {text}")
+                said.add(text)
             else:
                 show(message, category, *where)  # type: ignore[arg-type]
 

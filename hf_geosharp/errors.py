@@ -66,6 +66,10 @@ class GeosharpWarning(UserWarning):
     """Something the user should know about a score that was nevertheless taken."""
 
 
+class DataWarning(GeosharpWarning):
+    """Something about the data alone: where several models are scored on them, it is said once."""
+
+
 def warn(text: str, category: type[Warning] = GeosharpWarning) -> None:
     """Warns of something at the line from where the package was called: that one is the user's."""
     frame = caller = sys._getframe(1)

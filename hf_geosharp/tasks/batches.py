@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_geosharp.errors import DataError, ModelError, UsageError, first_line, warn
+from hf_geosharp.errors import DataError, DataWarning, ModelError, UsageError, first_line, warn
 from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
@@ -323,7 +323,8 @@ def _whole_batches(
     if len(samples) < asked:
         warn(
             f"The data have {len(samples)} rows{empty}, not the {asked} asked for; {count * batch_size} are used, in "
-            f"{count} whole {'batch' if count == 1 else 'batches'} of {batch_size}."
+            f"{count} whole {'batch' if count == 1 else 'batches'} of {batch_size}.",
+            DataWarning,
         )
     identity = {"samples": count * batch_size, "batch_size": batch_size, "batches": count, "dropped": dropped}
     if skipped:

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_geosharp.errors import DataError, GeosharpError, HubError, UsageError, first_line, warn
+from hf_geosharp.errors import DataError, DataWarning, GeosharpError, HubError, UsageError, first_line, warn
 from hf_geosharp.tasks.columns import choose
 from hf_geosharp.tasks.hub import hub_error, is_hub_failure, looks_like_path
 from hf_geosharp.tasks.kinds import Task, find_task
@@ -212,7 +212,10 @@ def _load(request: _Request, chosen: str, name: str | None = None) -> tuple[data
     if len(dataset) == 0:
         raise DataError(f"{request.id}{_of_split(split)} is empty.")
     if split is not None and re.split(r"\W", split)[0] != DEFAULT_SPLIT:
-        warn(f"Scored on the split {split!r}: sharpness is a property of the loss on the training data.")
+        warn(
+            f"Scored on the split {split!r}: sharpness is a property of the loss on the training data.",
+            DataWarning,
+        )
     identity = {
         "id": name or request.id,
         "config": request.config,
@@ -305,7 +308,8 @@ def _check_folder(request: _Request, path: Path) -> None:
     if len(kinds) > 1:
         warn(
             f"{request.id} holds files of several kinds ({', '.join(kinds)}); only the most frequent kind is read. "
-            "Pass a file to choose."
+            "Pass a file to choose.",
+            DataWarning,
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_geosharp.errors import DataError, UsageError, warn
+from hf_geosharp.errors import DataError, DataWarning, UsageError, warn
 
 _HINT = 'Map them with label_map (--label-map): {"label in the data": "label of the model", ...}.'
 _TEXTS = ("string", "large_string")
@@ -152,7 +152,8 @@ def _class_label_rule(names: list[str], ids: dict[str, int], classes: int, colum
         warn(
             f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(list(ids))}) cannot be "
             "matched by name; their numbers are assumed to mean the same. If they do not, pass label_map "
-            "(--label-map)."
+            "(--label-map).",
+            DataWarning,
         )
         return LabelRule("ids", _number, classes)
     raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from hf_geosharp.errors import DataWarning, GeosharpWarning
 from tests.results import result_of, write
 
 Run = Callable[..., Result]
@@ -156,6 +158,28 @@ def test_the_options_of_a_score_arrive(run: Run, monkeypatch: pytest.MonkeyPatch
     assert {name: arguments[name] for name in expected} == expected
     assert (arguments["baselines"], arguments["revision"]) == (("adaptive",), "r")
     assert not {"shard", "timeout"} & set(arguments)
+
+
+def test_what_is_about_the_data_is_said_once_and_what_is_about_a_model_each_time(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_geosharp import comparison
+    from tests.results import many
+
+    def stand_in(models: Any, *, told: Any, **_: Any) -> Any:
+        for model in models:
+            told(model)
+            # Others change the filters in between, which makes Python forget what it has shown.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.warn("few rows", DataWarning, stacklevel=1)
+            warnings.warn("symmetry dropped", GeosharpWarning, stacklevel=1)
+        return comparison.compare(many(a=[1.0, 2.0], b=[2.0, 3.0]))
+
+    monkeypatch.setattr(comparison, "compare_pretrained", stand_in)
+    said = ["m", "warning: few rows", "warning: symmetry dropped", "n", "warning: symmetry dropped"]
+    for _ in range(2):
+        assert run("compare", "m", "n").stderr.splitlines() == said
 
 
 # ----------------------------------------------------------------------------------------------------------- correlate

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import AutoModelForCausalLM
 
 from benchmarks import tiny
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
+from hf_geosharp.errors import DataError, DataWarning, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import batches_from, make_batches
 from hf_geosharp.tasks.collate import collate
@@ -300,7 +300,7 @@ def test_too_few_rows(model):
         batches_from(TEXTS, model, processor=make_tokenizer())
     with pytest.raises(UsageError, match="at least 1"):
         batches_from(TEXTS, model, batch_size=0)
-    with pytest.warns(GeosharpWarning, match="12 rows"):
+    with pytest.warns(DataWarning, match="12 rows"):
         batches_from(TEXTS, model, processor=make_tokenizer(), batch_size=4)
 
 

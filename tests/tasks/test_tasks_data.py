@@ -8,7 +8,7 @@ from importlib import resources
 import datasets
 import pytest
 
-from hf_geosharp.errors import DataError, GeosharpWarning, HubError, UsageError
+from hf_geosharp.errors import DataError, DataWarning, GeosharpWarning, HubError, UsageError
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.data import CardData, card_data, load_data
 from hf_geosharp.tasks.kinds import find_task
@@ -68,7 +68,7 @@ def test_another_split_is_recorded_and_said(tmp_path):
     rows = datasets.Dataset.from_dict(ROWS)
     datasets.DatasetDict(test=rows).save_to_disk(str(tmp_path / "test"))
     datasets.DatasetDict(dev=rows, test=rows).save_to_disk(str(tmp_path / "both"))
-    with pytest.warns(GeosharpWarning, match="'test'"):
+    with pytest.warns(DataWarning, match="'test'"):
         assert load(tmp_path / "test")[1]["split"] == "test"
     with pytest.raises(DataError, match=r"no split 'train'.*dev, test"):
         load(tmp_path / "both")
@@ -127,7 +127,7 @@ def test_names_that_are_patterns(tmp_path):
 def test_files_of_several_kinds_are_told(tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\ngood film,1\n")
     (tmp_path / "rows.jsonl").write_text('{"text": "bad film", "label": 0}\n')
-    with pytest.warns(GeosharpWarning, match=r"several kinds \(csv, json\)"):
+    with pytest.warns(DataWarning, match=r"several kinds \(csv, json\)"):
         load(tmp_path)
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from datasets import ClassLabel, Value
 
-from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
+from hf_geosharp.errors import DataError, DataWarning, UsageError
 from hf_geosharp.tasks.labels import convert_labels, label_rule
 
 
@@ -41,7 +41,7 @@ def test_numbers():
 
 
 def test_generic_names_are_taken_by_number_and_said():
-    with pytest.warns(GeosharpWarning, match=r"neg, pos.*--label-map"):
+    with pytest.warns(DataWarning, match=r"neg, pos.*--label-map"):
         assert convert([1, 0], ClassLabel(names=["neg", "pos"]), GENERIC) == [1, 0]
 
 
