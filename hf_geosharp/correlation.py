@@ -36,6 +36,8 @@ MODEL_INDEX = "model-index:"
 
 _MODEL_COLUMN, _VALUE_COLUMN = "model", "value"
 _SHOWN = 8
+# Correlations that differ by no more are equal.
+_ROUNDING = 1e-12
 # Pairs of models times resamples that are held at once.
 _AT_ONCE = 4_000_000
 
@@ -44,9 +46,9 @@ _AT_ONCE = 4_000_000
 class Statistic:
     """A correlation over models.
 
-    ``interval95`` is the percentile interval over bootstrap samples of the models (None if most of these have no
-    correlation, for one side is constant in them), ``p_value`` two-sided by permutation, ``exact`` whether all
-    permutations were looked at rather than a random part.
+    ``interval95`` is the percentile interval over bootstrap samples of the models. It is None if the models are few, if
+    most of the samples have no correlation, for one side is constant in them, or if all have the same. ``p_value`` is
+    two-sided by permutation; ``exact`` says whether all permutations were looked at rather than a random part.
     """
 
     name: str
@@ -178,11 +180,18 @@ def correlate(
             f"no intervals: of fewer than {FEWEST_FOR_INTERVALS} models a bootstrap makes them far too narrow; the "
             "p-values hold for any number"
         )
+    statistics = tuple(_statistic(name, x, y, seed, resamples) for name in _FORMS)
+    without = [found.name for found in statistics if found.interval95 is None]
+    if without and len(results) >= FEWEST_FOR_INTERVALS:
+        notes.append(
+            f"no interval for {', '.join(without)}: the bootstrap finds the same correlation in all of its samples, or "
+            "none in most, and so does not tell how far off it may be"
+        )
     return Correlation(
         by=by,
         target=target_name,
         models=len(results),
-        statistics=tuple(_statistic(name, x, y, seed, resamples) for name in _FORMS),
+        statistics=statistics,
         points=tuple(
             Point(item.name, f.value, f.interval95, value)
             for item, f, value in zip(results, figures, values, strict=True)
@@ -205,6 +214,7 @@ def _statistic(name: str, x: Array, y: Array, seed: int, resamples: int) -> Stat
     from scipy import stats
 
     form = _FORMS[name]
+    x, y = _scaled(x), _scaled(y)
     value = float(_VALUES[name](x, y))
     exact = math.factorial(len(x)) <= resamples
     rows = max(1, _AT_ONCE // len(x) ** 2)
@@ -222,10 +232,19 @@ def _statistic(name: str, x: Array, y: Array, seed: int, resamples: int) -> Stat
     drawn = np.concatenate([form(x[part], y[part], axis=-1) for part in np.array_split(chosen, -(-resamples // rows))])
     drawn = drawn[np.isfinite(drawn)]
     interval = None
-    if len(x) >= FEWEST_FOR_INTERVALS and 2 * len(drawn) > resamples:
+    # A bootstrap that finds the same correlation in every sample knows nothing of how far off it is.
+    if len(x) >= FEWEST_FOR_INTERVALS and 2 * len(drawn) > resamples and np.ptp(drawn) > _ROUNDING:
         low, high = np.quantile(drawn, [0.025, 0.975])
         interval = float(low), float(high)
     return Statistic(name, value, interval, float(test.pvalue), exact)
+
+
+def _scaled(side: Array) -> Array:
+    """The same numbers times a power of two, so that no square is too small or too large for a float."""
+    import numpy as np
+
+    scaled: Array = np.ldexp(side, -np.frexp(np.abs(side).max())[1])
+    return scaled
 
 
 def _seeded(function: Callable[..., Any], seed: int) -> dict[str, Any]:
@@ -271,7 +290,7 @@ def _cosine(a: Array, b: Array, axis: int) -> Array:
 
     with np.errstate(invalid="ignore", divide="ignore"):
         cosine: Array = (a * b).sum(axis=axis) / np.sqrt((a * a).sum(axis=axis) * (b * b).sum(axis=axis))
-    return cosine
+    return cosine.clip(-1, 1)
 
 
 def _by_scipy(name: str) -> Callable[[Array, Array], float]:
@@ -391,9 +410,19 @@ def _read_table(path: Path, column: str | None) -> tuple[dict[str, float], str]:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not a table: it is not UTF-8") from None
     reader = csv.DictReader(io.StringIO(text), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    try:
+        return _read_rows(path, reader, column)
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table: {error}") from None
+
+
+def _read_rows(path: Path, reader: csv.DictReader[str], column: str | None) -> tuple[dict[str, float], str]:
     there = [name.strip() for name in reader.fieldnames or []]
     reader.fieldnames = there
     chosen = _column(path, there, column)
+    for name in (_MODEL_COLUMN, chosen):
+        if there.count(name) > 1:
+            raise DataError(f"{path} has the column {name!r} more than once; keep one")
     values: dict[str, float] = {}
     for row in reader:
         where = f"{path}, line {reader.line_num}"
@@ -421,7 +450,7 @@ def _column(path: Path, there: Sequence[str], column: str | None) -> str:
         if column not in there:
             raise DataError(f"{path} has no column {column!r}; {listed}")
         return column
-    others = [name for name in there if name != _MODEL_COLUMN]
+    others = [name for name in dict.fromkeys(there) if name != _MODEL_COLUMN]
     if _VALUE_COLUMN in others:
         return _VALUE_COLUMN
     if len(others) != 1:
@@ -431,29 +460,37 @@ def _column(path: Path, there: Sequence[str], column: str | None) -> str:
 
 def _of_card(item: Named, metric: str, dataset: str, token: str | None) -> float | None:
     """What a model's card says; None if it does not."""
-    found = {
-        (str(r.dataset_name), str(r.dataset_config or ""), str(r.dataset_split or ""), r.metric_value)
+    found = [
+        r
         for r in _card_results(item, token)
         if metric.lower() in (str(r.metric_type).lower(), str(r.metric_name).lower())
         and (not dataset or dataset.lower() in (str(r.dataset_type).lower(), str(r.dataset_name).lower()))
-    }
-    if len({held[-1] for held in found}) > 1:
-        listed = "; ".join(" ".join(str(part) for part in held if part != "") for held in sorted(found, key=str))
+    ]
+    # Nothing keeps a card from lists or mappings as values.
+    if any(held.metric_value != found[0].metric_value for held in found):
+        listed = "; ".join(sorted({_where(held) for held in found}))
         raise DataError(
             f"the model card of {item.name} has several values of {metric}: {listed}. Choose a data set with "
             f"{MODEL_INDEX}{metric}@DATASET, or put the right ones into a CSV file"
         )
     if not found:
         return None
-    value = next(iter(found))[-1]
+    value = found[0].metric_value
     try:
         return float(value)
     except (TypeError, ValueError):
         raise DataError(f"the model card of {item.name}: {metric} is {value!r}, which is not a number") from None
 
 
+def _where(held: Any) -> str:
+    """A value of a card with what it was measured on."""
+    parts = (held.dataset_name, held.dataset_config, held.dataset_split, held.metric_value)
+    return " ".join(str(part) for part in parts if part is not None)
+
+
 def _card_results(item: Named, token: str | None) -> Sequence[Any]:
     from huggingface_hub import ModelCard
+    from yaml import YAMLError
 
     from hf_geosharp import demos
     from hf_geosharp.tasks.hub import fetch, find_source
@@ -469,5 +506,5 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
     try:
         card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
         return getattr(card.data, "eval_results", None) or ()
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, YAMLError) as error:
         raise DataError(f"the model card of {item.name} cannot be read: {type(error).__name__}: {error}") from None
