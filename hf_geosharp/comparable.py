@@ -219,6 +219,9 @@ def notes_on(items: Sequence[Named]) -> list[str]:
     notes += [
         f"{', '.join(group)} are equal in every batch: the same model, or copies of it" for group in _equal(items)
     ]
+    lacking = [item.name for item in items if item.result.missing]
+    if lacking:
+        notes.append(f"weights are missing from the checkpoint, and random numbers instead: {_some(lacking)}")
     unsure = [item.name for item in items if item.result.reproducible.ok is False]
     if unsure:
         notes.append(f"not reproducible, by their own check: {_some(unsure)}")

@@ -172,6 +172,13 @@ def test_what_follows_from_the_tokenizer_is_a_note() -> None:
     assert any("max_length" in note for note in found.notes)
 
 
+def test_weights_that_are_random_are_a_note() -> None:
+    lacking = result_of("c", [3.0, 4.0])
+    lacking = replace(lacking, model={**lacking.model, "missing": ["classifier.weight"]})
+    found = compare([*many(a=[1.0, 2.0]), Named("c", lacking)])
+    assert [note for note in found.notes if "random numbers instead: c" in note]
+
+
 def test_too_few_twice_and_nan() -> None:
     with pytest.raises(UsageError, match="at least two"):
         compare(many(a=[1.0]))

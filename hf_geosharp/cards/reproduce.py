@@ -84,7 +84,9 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
     # The first radius is the score.
     for rho in (result.rho, *(point.rho for point in result.curve if point.rho != result.rho)):
         yield from ("--rho", f"{rho:g}" if float(f"{rho:g}") == rho else repr(rho))
-    yield from ("--samples", str(result.samples), "--batch-size", str(result.batch_size))
+    # Those of batches that were skipped are drawn as well.
+    samples = result.samples + result.skipped * result.batch_size
+    yield from ("--samples", str(samples), "--batch-size", str(result.batch_size))
     yield from ("--steps", str(result.steps), "--seed", str(result.seed))
     if result.mode == "average":
         yield "--average"
@@ -100,8 +102,10 @@ def _measure(result: SharpnessResult) -> Iterator[str]:
         yield from ("--labels", "model")
     if result.model.get("dtype") in ("float32", "float64"):
         yield from ("--dtype", str(result.model["dtype"]))
-    if result.data.get("skipped_batches"):
+    if result.skipped:
         yield from ("--on-nan", "skip")
+    if result.missing:
+        yield "--allow-missing"
     for by in dict.fromkeys(part.by for part in result.per):
         yield from ("--per", by)
     if result.profile is not None:

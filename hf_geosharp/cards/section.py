@@ -243,5 +243,10 @@ def _cautions(result: SharpnessResult) -> Iterator[str]:
             "**This score is not reproducible**: from slightly moved weights the search found another value. A smaller "
             "ρ may help."
         )
+    if result.missing:
+        yield f"**Not all weights were trained**: the checkpoint lacks {result.missing}, which are random numbers."
+    if result.skipped:
+        count = result.skipped + len(result.per_batch)
+        yield f"{result.skipped} of {count} batches were left out, because their loss is not finite."
     if str(result.data.get("split") or "train").split("[")[0] != "train":
         yield f"It is of the split {plain(result.data['split'])}; sharpness is a property of the training loss."

@@ -144,6 +144,11 @@ def checks(result: SharpnessResult) -> Iterator[Check]:
             )
     if result.pairs.count or result.pairs.folded or result.pairs.dropped:
         yield _symmetries(result)
+    if result.missing:
+        yield Check("Weights", f"{result.missing} missing", "the checkpoint lacks them: they are random numbers", BAD)
+    if result.skipped:
+        count = result.skipped + len(result.per_batch)
+        yield Check("Batches", f"{result.skipped} of {count} skipped", "their loss is not finite", OPEN)
     split = str(result.data.get("split") or "train")
     if split.split("[")[0] != "train":
         yield Check("Split", split, "sharpness is a property of the training loss", OPEN)

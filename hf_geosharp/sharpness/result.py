@@ -209,6 +209,16 @@ class SharpnessResult:
         return sum(batch.stopped == "lost" for batch in self.per_batch)
 
     @property
+    def skipped(self) -> int:
+        """How many batches were left out, because their loss at the weights is not finite."""
+        return _length(self.data.get("skipped_batches"))
+
+    @property
+    def missing(self) -> int:
+        """How many weights the checkpoint lacked, so that they are random numbers."""
+        return _length(self.model.get("missing"))
+
+    @property
     def converged(self) -> str:
         """In how many batches the search has converged, in words; and how many of the balls are rough."""
         rough = sum(batch.rough for batch in self.per_batch)
@@ -259,6 +269,10 @@ class SharpnessResult:
         profile = data.get("profile")
         values["profile"] = None if profile is None else Profile.from_dict(profile)
         return cls(**values)
+
+
+def _length(held: Any) -> int:
+    return len(held) if isinstance(held, list) else 0
 
 
 def _pair(value: Sequence[float] | None) -> tuple[float, float] | None:

@@ -121,7 +121,10 @@ def test_the_command_names_no_symmetries_where_there_were_none_to_choose() -> No
     given = arguments(recipe(make_result(metric="adaptive", symmetries="none", geodesic="first"), MODEL))
     assert (given["metric"], given["symmetries"]) == ("adaptive", "full")
     skipped = arguments(recipe(make_result(data={"id": "x.csv", "skipped_batches": [3]}), MODEL))
-    assert skipped["on_nan"] == "skip"
+    # The score is of 256 samples, and a batch of 128 was drawn and skipped.
+    assert (skipped["on_nan"], skipped["samples"], skipped["batch_size"]) == ("skip", 384, 128)
+    lacking = arguments(recipe(make_result(model={**make_result().model, "missing": ["a", "b"]}), MODEL))
+    assert (lacking["allow_missing"], lacking["samples"]) == (True, 256)
     assert "`damping=0.01`" in recipe(make_result(damping=0.01), MODEL).note
 
 
@@ -151,6 +154,8 @@ def test_the_command_takes_the_parts_and_the_way_as_well() -> None:
         ({"reproducible": Reproducible(False, 0.5, "x")}, "**This score is not reproducible**"),
         ({"reproducible": Reproducible(None, None, "x")}, "not checked"),
         ({"data": {"id": "x.csv", "split": "test"}}, "It is of the split test"),
+        ({"data": {"id": "x.csv", "skipped_batches": [3]}}, "1 of 3 batches were left out"),
+        ({"model": {"id": "m", "missing": ["a", "b"]}}, "**Not all weights were trained**: the checkpoint lacks 2,"),
         ({"mode": "average"}, "mean rise of the mean loss"),
         ({"metric": "adaptive"}, "the same function at other weights can have another score"),
         ({"pairs": PairSummary(1, 2, dropped=["a", "b"])}, "2 dropped"),

@@ -209,6 +209,16 @@ def test_a_score_that_is_not_reproducible_says_so() -> None:
     assert {"class": "bad"} in shown.all("li")
 
 
+def test_batches_that_were_skipped_and_weights_that_were_not_there_are_said() -> None:
+    whole = full()
+    html = render(
+        [Named("m", full(data={**whole.data, "skipped_batches": [2]}, model={**whole.model, "missing": ["w"]}))]
+    )
+    assert "1 of 5 skipped" in html
+    assert "1 missing" in html
+    assert "skipped" not in render([Named("m", whole)])
+
+
 def test_one_that_was_taken_from_python_has_no_command() -> None:
     shown = page_of(bare(data={"samples": 32}))
     assert shown.all("pre") == []
