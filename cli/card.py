@@ -13,8 +13,9 @@ from click.core import ParameterSource
 from hf_geosharp import demos
 from hf_geosharp.cli import cards, complete, libraries
 from hf_geosharp.cli.errors import is_debug, say
+from hf_geosharp.cli.files import Target
 from hf_geosharp.cli.options import debug_option, quiet_option, score_options
-from hf_geosharp.errors import GeosharpError, UsageError
+from hf_geosharp.errors import GeosharpError, HubError, UsageError
 from hf_geosharp.sharpness.choices import title_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def command(
     if push and place.hub is None:
         raise UsageError(f"--push needs the id of a model on the Hub, which {target} is not")
     before = place.read()
+    if not dry_run:
+        _check_writing(place, to, plot=plot)
     if plot:
         from hf_geosharp import figures
 
@@ -98,11 +101,20 @@ def command(
     elif result_file is not None:
         result = _read(result_file, place, force=force)
     else:
+        if push and not dry_run:
+            assert place.hub is not None
+            place.hub.check_push()
         result = _taken(ctx, place, before, options, quiet)
     edit = _editor(place, before, result, PICTURE if plot else None)
     if push and not dry_run:
         assert place.hub is not None
-        _report(place.hub.push(edit, create_pr=create_pr, title=commit_message or _title(remove)), quiet)
+        try:
+            done = place.hub.push(edit, create_pr=create_pr, title=commit_message or _title(remove))
+        except HubError:
+            if result is not None and result_file is None:
+                _save(result, place)
+            raise
+        _report(done, quiet)
         return
     after = edit(before)
     if not is_first_rank():
@@ -117,6 +129,34 @@ def command(
         _write_out("-", after)
     else:
         cards.write_card(place.file, before, after, quiet)
+
+
+def _check_writing(place: cards.Place, to: str | None, *, plot: bool) -> None:
+    """Fail now rather than after a score has been computed.
+
+    Raises:
+        GeosharpError: a file cannot be written.
+        CardError: it is in the Hub's cache.
+    """
+    from hf_geosharp.cards.files import refuse_cache
+
+    if to == "-":
+        return
+    if to is None:
+        place.check_writing()
+    else:
+        Target("--to", Path(to)).check()
+        refuse_cache(Path(to))
+    card = place.file if to is None else Path(to)
+    if plot and card is not None:
+        Target("--plot", card.parent / PICTURE).check()
+
+
+def _save(result: SharpnessResult, place: cards.Place) -> None:
+    """Prints a score that was computed and could not be pushed: it may have taken hours."""
+    from hf_geosharp.cards import card
+
+    click.echo(card.block(result, place.name))
 
 
 def _check_options(ctx: click.Context, **given: Any) -> None:
@@ -235,10 +275,6 @@ def _write_out(to: str, content: bytes) -> None:
         click.echo(content, nl=False)
         return
     path = Path(to)
-    if not path.parent.is_dir():
-        raise GeosharpError(f"--to: there is no folder {path.parent}; create it first")
-    if path.is_dir():
-        raise GeosharpError(f"--to: {path} is a folder; give the name of a file")
     files.write(path, content, files.read(path))
 
 

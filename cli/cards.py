@@ -11,6 +11,7 @@ import click
 
 from hf_geosharp import demos
 from hf_geosharp.cli.errors import say
+from hf_geosharp.cli.files import Target
 from hf_geosharp.errors import CardError, GeosharpError, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class Place:
             return self.demo.read_bytes()
         assert self.file is not None
         return files.read(self.file)
+
+    def check_writing(self) -> None:
+        """Fail now rather than after a score has been computed.
+
+        Raises:
+            GeosharpError: the card is a file that cannot be written.
+        """
+        if self.file is not None:
+            Target("card", self.file).check()
 
     def check_score(self, identity: Mapping[str, Any], *, force: bool) -> None:
         """Warns of a score of a model that is called otherwise than the card's.
@@ -168,7 +178,7 @@ class CardTarget:
 
         Raises:
             CardError: the card cannot be changed safely.
-            GeosharpError: it cannot be read.
+            GeosharpError: it cannot be read or written.
         """
         if self._place is None:
             return
@@ -177,6 +187,7 @@ class CardTarget:
         before = self._place.read()
         if before is not None:
             card.check(before)
+        self._place.check_writing()
 
     def write(self, result: SharpnessResult, quiet: bool) -> None:
         """Put ``result`` into the card, if that is wanted; of a model that is called otherwise with a warning.

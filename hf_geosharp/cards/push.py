@@ -99,10 +99,26 @@ class Hub:
         """
         if not is_first_rank():
             return Pushed("not rank 0")
-        if self.revision is not None and re.fullmatch("[0-9a-f]{40}", self.revision):
-            raise UsageError(f"nothing can be pushed to a commit ({self.revision}): give a branch, or leave it out")
+        self._refuse_commit()
         with self._explained("push"), _timeout(self._timeout):
             return self._push(edit, create_pr, title)
+
+    def check_push(self) -> None:
+        """Fail now rather than after a score has been computed.
+
+        Raises:
+            HubError: There is no token, the Hub does not accept it, or is out of reach.
+            UsageError: The revision is a commit.
+        """
+        if not is_first_rank():
+            return
+        self._refuse_commit()
+        with self._explained("push"), _timeout(self._timeout):
+            self._api.whoami(token=self._token)
+
+    def _refuse_commit(self) -> None:
+        if self.revision is not None and re.fullmatch("[0-9a-f]{40}", self.revision):
+            raise UsageError(f"nothing can be pushed to a commit ({self.revision}): give a branch, or leave it out")
 
     def _push(self, edit: Edit, create_pr: bool | None, title: str) -> Pushed:
         card = self._read(self.revision)

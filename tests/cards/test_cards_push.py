@@ -158,6 +158,21 @@ def test_a_commit_is_no_place_to_push_to(hub: StandIn) -> None:
         at(MINE, revision="0" * 40).push(edit)
 
 
+def test_what_would_stop_a_push_is_known_before_a_score_is_taken(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(MINE).check_push()
+    assert hub.log == ["whoami"]
+    with pytest.raises(UsageError, match="nothing can be pushed to a commit"):
+        at(MINE, revision="0" * 40).check_push()
+    hub.faults["whoami"] = Answer(401)
+    with pytest.raises(HubError, match="does not accept the token"):
+        at(MINE).check_push()
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubError, match="pushing needs a token"):
+        at(MINE).check_push()
+    monkeypatch.setenv("RANK", "1")
+    at(MINE).check_push()
+
+
 def test_removing_is_pushed_with_a_title_of_its_own(hub: StandIn) -> None:
     at(MINE).push(edit)
     at(MINE).push(lambda content: card.remove(content or b""), title=REMOVE_TITLE)

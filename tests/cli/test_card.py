@@ -14,7 +14,7 @@ from click.testing import Result
 
 from hf_geosharp import demos
 from hf_geosharp.cards import card, section
-from hf_geosharp.errors import DataError
+from hf_geosharp.errors import DataError, HubError
 from tests.cards.results import make_result
 from tests.hub_stand_in import HANG, Answer, StandIn
 
@@ -164,6 +164,57 @@ def test_that_is_known_before_a_score_is_taken(run: Run, model: Path, scoring: A
     for line in (["card", str(model)], ["score", "m", "--card", str(model)]):
         assert run(*line).exit_code == 5
     assert scoring.calls == []
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--to", "no/such/place.md"], "--to: there is no folder "),
+        (["--to", "."], "is a folder; give the name of a file"),
+        (["--plot"], "--plot: "),
+    ],
+)
+def test_where_nothing_can_be_written_no_score_is_taken(
+    run: Run, model: Path, scoring: Any, args: list[str], says: str
+) -> None:
+    (model / "geodesic-sharpness.png").mkdir()
+    done = run("card", str(model), *args)
+    assert done.exit_code == 1
+    assert says in done.stderr
+    assert scoring.calls == []
+    assert (model / "README.md").read_bytes() == CARD
+
+
+def test_a_card_that_must_not_be_written_takes_no_score(
+    run: Run, model: Path, scoring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for line in (["card", str(model)], ["score", "m", "--card", str(model)]):
+        done = run(*line)
+        assert done.exit_code == 1
+        assert f"card: no permission to write {model / 'README.md'}" in done.stderr
+    assert scoring.calls == []
+    assert run("card", str(model), "--dry-run").exit_code == 0
+
+
+def test_a_score_that_cannot_be_pushed_is_printed(run: Run, scoring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A push that will fail is refused before the score; where it fails all the same the score is not lost."""
+    from hf_geosharp.cards.push import Hub, RemoteCard
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise HubError("the Hub has a fault of its own")
+
+    monkeypatch.setattr(Hub, "read", lambda _: RemoteCard("0" * 40, CARD))
+    monkeypatch.setattr(Hub, "check_push", fails)
+    assert run("card", "me/small-bert", "--push").exit_code == 4
+    assert scoring.calls == []
+    monkeypatch.setattr(Hub, "check_push", lambda _: None)
+    monkeypatch.setattr(Hub, "push", fails)
+    done = run("card", "me/small-bert", "--push")
+    assert done.exit_code == 4
+    assert len(scoring.calls) == 1
+    assert "Into the front matter:" in done.stdout
+    assert "value: 0.0123457" in done.stdout
 
 
 def test_a_failed_score_leaves_the_card(run: Run, model: Path, scoring: Any) -> None:
