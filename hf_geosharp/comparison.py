@@ -333,7 +333,8 @@ def compare_pretrained(
             f"a comparison needs at least two models, and there {'is one' if total else 'is none'}; a folder of "
             "checkpoints (checkpoint-100, ...) counts as many"
         )
-    _check_figure(rank_by, members, options)
+    _check_figure(rank_by, members, results, options)
+    check_comparable(results, force=force)
     kinds = {name: options[name] for name in ("task", "params") if name in options}
     broken = check_members(members, results, token=token, **kinds)
     skipped: dict[str, list[Skipped]] = {}
@@ -367,11 +368,15 @@ def compare_pretrained(
     return dataclasses.replace(done, notes=(*notes, *done.notes))
 
 
-def _check_figure(rank_by: str, members: Sequence[Member], options: Mapping[str, Any]) -> None:
-    """A figure that the scores will not have is told before they are taken."""
+def _check_figure(
+    rank_by: str, members: Sequence[Member], results: Sequence[Named], options: Mapping[str, Any]
+) -> None:
+    """A figure that the scores will not have, or the results have not, is told before any score is taken."""
     known = (SHARPNESS, BASE_LOSS, *options.get("baselines", ()))
     if members and rank_by not in known:
         raise UsageError(f"rank_by is {rank_by!r}; it is one of {', '.join(known)}, or a requested baseline")
+    for item in results:
+        figure(item, rank_by)
 
 
 def _overall(

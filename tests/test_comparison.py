@@ -422,6 +422,19 @@ def test_a_figure_that_no_score_will_have_is_told_at_once(world: dict[str, Path]
     assert told == []
 
 
+def test_results_that_do_not_go_together_are_told_before_a_model_is_scored(
+    world: dict[str, Path], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    files = [str(write(tmp_path, f"r{seed}", result_of(f"r{seed}", [1.0, 2.0], seed=seed))) for seed in (0, 1)]
+    models = [str(world["run"] / "checkpoint-10"), *files]
+    with pytest.raises(UsageError, match="seed 1 here, 0 in r0"):
+        compare_pretrained(models, told=told.append, **options(world))
+    with pytest.raises(UsageError, match="the result of r0 has no 'adaptive'"):
+        compare_pretrained(models[:2], rank_by="adaptive", baselines=["adaptive"], told=told.append, **options(world))
+    assert told == []
+
+
 def test_a_broken_model_that_was_named_ends_the_comparison(world: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match=r"checkpoint-20 has no config.json"):
         compare_pretrained([str(world["run"] / "checkpoint-10"), str(world["run"] / "checkpoint-20")], **options(world))
