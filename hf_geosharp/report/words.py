@@ -72,6 +72,11 @@ def on(data: Mapping[str, Any]) -> str:
 def meaning(result: SharpnessResult) -> list[str]:
     """What the number is, in sentences that need no paper; one paragraph each."""
     batches = counted(len(result.per_batch), "batch", "batches")
+    if result.lost:
+        return [
+            f"In {result.lost} of {batches} no finite loss above that at the weights was found within ρ = "
+            f"{result.rho:g}, so their 0 is no value, and the mean no score. Use a smaller radius."
+        ]
     of = f"the mean over {batches} of {result.batch_size:,} samples" if len(result.per_batch) > 1 else "one batch"
     if result.mode == "worst":
         what = (
@@ -122,6 +127,9 @@ def limits() -> list[str]:
 
 def checks(result: SharpnessResult) -> Iterator[Check]:
     """The evidence that the score carries."""
+    if result.lost:
+        lost = f"in {result.lost} of {counted(len(result.per_batch), 'batch', 'batches')}"
+        yield Check("No measurement", lost, "no finite loss was found: use a smaller radius", BAD)
     yield _reproducible(result)
     if result.mode == "worst":
         settled, count = sum(batch.converged for batch in result.per_batch), len(result.per_batch)

@@ -101,7 +101,7 @@ def _facts(result: SharpnessResult) -> list[tuple[str, bool]]:
     facts.append(("a batch's value is not the largest of its starts", all(_near(*top) for top in tops)))
     facts.append(("its score is not the mean of its batches", _near(mean, result.geodesic_sharpness)))
     if (way := result.profile) is not None:
-        facts.append(("its profile has gaps", len(way.t) == len(way.geodesic) == len(way.straight)))
+        facts.append(("its profile has gaps", 0 < len(way.t) == len(way.geodesic) == len(way.straight)))
     if result.interval95 is not None:
         low, high = result.interval95
         facts.append(("its score is not inside its interval", low <= result.geodesic_sharpness <= high))

@@ -125,6 +125,10 @@ NO_RESULTS: dict[str, tuple[str, str]] = {
         edited(lambda d: d.update(profile={"t": [0, 1], "geodesic": [0, 1], "straight": [0], "radius": 0.1})),
         "its profile has gaps",
     ),
+    "a profile without a point": (
+        edited(lambda d: d.update(profile={"t": [], "geodesic": [], "straight": [], "radius": 0.1})),
+        "its profile has gaps",
+    ),
     "a profile without a line": (edited(lambda d: d.update(profile={"t": [0.0], "radius": 0.1})), "is not a result"),
     "a better score": (edited(lambda d: d.update(geodesic_sharpness=0.001)), "not that of its curve"),
     "a better score, in the curve too": (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hf_geosharp.cards.section import number
 from hf_geosharp.comparable import Named, named
 from hf_geosharp.sharpness.result import PairSummary, Reproducible, SharpnessResult
 from tests.report.html_page import LOADING, Page
@@ -217,6 +218,18 @@ def test_batches_that_were_skipped_and_weights_that_were_not_there_are_said() ->
     assert "1 of 5 skipped" in html
     assert "1 missing" in html
     assert "skipped" not in render([Named("m", whole)])
+
+
+def test_a_score_that_is_no_measurement_shows_no_number() -> None:
+    """As in the terminal: where no finite loss was found in a batch, its value 0 is none."""
+    whole = full()
+    lost = replace(whole, per_batch=[replace(whole.per_batch[0], value=0.0, stopped="lost"), *whole.per_batch[1:]])
+    headline = render([Named("m", lost)]).partition("Warnings")[0]
+    assert "no measurement" in headline
+    assert "No measurement: in 1 of 4 batches" in headline
+    assert number(whole.geodesic_sharpness) not in headline
+    assert "can raise the loss by this much" not in headline
+    assert "no measurement" not in render([Named("m", whole)]).lower()
 
 
 def test_one_that_was_taken_from_python_has_no_command() -> None:
