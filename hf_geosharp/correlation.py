@@ -500,6 +500,13 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
         raise DataError(f"{item.name} does not say which model it belongs to, so it has no card to read")
     revision = item.result.model.get("revision")
     place = str(demos.path(demos.base_name(identity)[0])) if identity.startswith(demos.PREFIX) else identity
+    if "revision" not in item.result.model:
+        raise DataError(
+            f"{item.name} was scored in memory, where a model keeps the name that it was loaded by ({identity}) when "
+            "it is trained: its card may be of another model. Put the values into a CSV file"
+        )
+    if revision is None and not Path(place).expanduser().is_dir():
+        raise DataError(f"{item.name} was scored in the folder {place}, which is not here, so it has no card to read")
     path = fetch(find_source(place, revision, token), "README.md")
     if path is None:
         return ()

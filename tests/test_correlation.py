@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -308,6 +309,17 @@ def test_targets_of_model_cards(tmp_path: Path) -> None:
         read_target("model-index:bleu", items)
     with pytest.raises(UsageError, match="--target-column"):
         read_target("model-index:f1", items, column="x")
+
+
+def test_the_card_of_another_model_of_that_name_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder's name may be that of a model on the Hub, and a model in memory has the name of its base."""
+    monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda *_: pytest.fail("something was fetched"))
+    local = result_of("me/bert", [1.0])
+    with pytest.raises(DataError, match="was scored in the folder me/bert, which is not here"):
+        read_target("model-index:f1", [Named("a", local)])
+    memory = replace(local, model={"id": "me/bert", "task": "text-classification"})
+    with pytest.raises(DataError, match=r"was scored in memory, .* \(me/bert\)"):
+        read_target("model-index:f1", [Named("a", memory)])
 
 
 def test_cards_without_a_number(tmp_path: Path) -> None:
