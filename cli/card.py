@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,7 @@ def command(
         raise UsageError(f"--push needs the id of a model on the Hub, which {target} is not")
     before = place.read()
     if not dry_run:
-        _check_writing(place, to, plot=plot)
+        _check_writing(place, to, [] if result_file is None else [result_file], plot=plot)
     if plot:
         from hf_geosharp import figures
 
@@ -131,11 +131,12 @@ def command(
         cards.write_card(place.file, before, after, quiet)
 
 
-def _check_writing(place: cards.Place, to: str | None, *, plot: bool) -> None:
+def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[Path], *, plot: bool) -> None:
     """Fail now rather than after a score has been computed.
 
     Raises:
         GeosharpError: a file cannot be written.
+        UsageError: it is one of the ``inputs``.
         CardError: it is in the Hub's cache.
     """
     from hf_geosharp.cards.files import refuse_cache
@@ -145,7 +146,7 @@ def _check_writing(place: cards.Place, to: str | None, *, plot: bool) -> None:
     if to is None:
         place.check_writing()
     else:
-        Target("--to", Path(to)).check()
+        Target("--to", Path(to)).check(inputs)
         refuse_cache(Path(to))
     card = place.file if to is None else Path(to)
     if plot and card is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
 from hf_geosharp import atomic
-from hf_geosharp.errors import GeosharpError
+from hf_geosharp.errors import GeosharpError, UsageError
+from hf_geosharp.sharpness.journal import RESULT
 
 
 class Target:
@@ -19,14 +21,18 @@ class Target:
         self.is_wanted, self.is_stdout = path is not None, path == Path("-")
         self._path = None if path is None or self.is_stdout else atomic.destination(path)
 
-    def check(self) -> None:
+    def check(self, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
         """Fail now rather than after the work.
 
         Raises:
             GeosharpError: nothing can be written there.
+            UsageError: it is one of the ``inputs``, or the result of one that is a folder.
         """
         if self._path is None:
             return
+        for name in inputs:
+            if self._path in (atomic.destination(name), atomic.destination(Path(name) / RESULT)):
+                raise UsageError(f"{self._option}: {self._path} is an input, which would be lost; choose another file")
         if not self._path.parent.is_dir():
             raise GeosharpError(f"{self._option}: there is no folder {self._path.parent}; create it first")
         if self._path.is_dir():

@@ -131,6 +131,29 @@ def test_bad_input(
     assert done.stdout == ""
 
 
+def test_no_input_is_written_over(run: Run, zoo: list[str], table: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "scores" / "one").mkdir(parents=True)
+    folder = write(tmp_path / "scores" / "one", "result", result_of("one", [1.0, 2.0]))
+    (tmp_path / "link.json").symlink_to(zoo[0])
+    before = {path: path.read_bytes() for path in (*map(Path, zoo), folder)}
+    link = str(tmp_path / "link.json")
+    for line in (
+        ["compare", *zoo, "--json", zoo[0]],
+        ["compare", *zoo, "--csv", link],
+        ["compare", link, *zoo[1:], "--csv", zoo[0]],
+        ["compare", *zoo, str(folder.parent), "--json", str(folder)],
+        ["report", *zoo, "-o", zoo[4]],
+        ["correlate", *zoo, "--target", table, "--json", zoo[1]],
+        ["correlate", *zoo, "--target", table, "--json", table],
+        ["card", str(tmp_path), "--result", zoo[0], "--to", zoo[0]],
+    ):
+        done = run(*line)
+        assert done.exit_code == 2, line
+        assert "is an input, which would be lost" in done.stderr
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_a_launched_world_is_refused(run: Run, zoo: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = run("compare", *zoo)
