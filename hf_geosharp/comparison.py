@@ -31,6 +31,7 @@ from hf_geosharp.comparable import (
 from hf_geosharp.errors import DataError, ModelError, UsageError, warn
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
 from hf_geosharp.record import Record
+from hf_geosharp.sharpness.journal import differences
 from hf_geosharp.sharpness.result import mean_with_error
 
 if TYPE_CHECKING:
@@ -337,6 +338,8 @@ def compare_pretrained(
     check_comparable(results, force=force)
     kinds = {name: options[name] for name in ("task", "params") if name in options}
     broken = check_members(members, results, token=token, **kinds)
+    if results and members and not force:
+        _check_settings(results[0], options)
     skipped: dict[str, list[Skipped]] = {}
     taken: list[Named] = []
     for number, (member, folder) in enumerate(zip(members, folder_names(members), strict=True)):
@@ -377,6 +380,26 @@ def _check_figure(
         raise UsageError(f"rank_by is {rank_by!r}; it is one of {', '.join(known)}, or a requested baseline")
     for item in results:
         figure(item, rank_by)
+
+
+def _check_settings(item: Named, options: Mapping[str, Any]) -> None:
+    """What scores are taken with for certain, whatever the model and the data, is held against a result beforehand."""
+    from hf_geosharp.scoring import score_pretrained
+    from hf_geosharp.sharpness.settings import radii_of
+
+    given = {**(score_pretrained.__kwdefaults__ or {}), **options}
+    asked = {name: given[name] for name in ("params", "steps", "starts", "seed")}
+    asked["mode"] = "average" if given["average"] else "worst"
+    if radii := radii_of(given["rho"]):
+        asked["rho"] = radii[0]
+    if given["data"] is None or isinstance(given["data"], (str, os.PathLike)):
+        asked["batch_size"] = given["batch_size"]
+    found = differences({name: getattr(item.result, name) for name in asked}, asked, (f"in {item.name}", "here"))
+    if found:
+        raise UsageError(
+            f"the scores would not be comparable with the results: {'; '.join(found)}. Pass the settings of the "
+            "results, or force (--force)"
+        )
 
 
 def _overall(

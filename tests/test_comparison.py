@@ -432,6 +432,15 @@ def test_results_that_do_not_go_together_are_told_before_a_model_is_scored(
         compare_pretrained(models, told=told.append, **options(world))
     with pytest.raises(UsageError, match="the result of r0 has no 'adaptive'"):
         compare_pretrained(models[:2], rank_by="adaptive", baselines=["adaptive"], told=told.append, **options(world))
+    for changes, said in (
+        ({"steps": 20}, "batch_size 32 in r0, 8 here"),
+        ({"steps": 20, "batch_size": 32, "seed": 7}, ": seed 0 in r0, 7 here"),
+        ({"steps": 20, "batch_size": 32, "starts": 2}, ": starts 1 in r0, 2 here"),
+        ({"steps": 20, "batch_size": 32, "rho": 0.2}, ": rho 0.1 in r0, 0.2 here"),
+        ({"steps": 20, "batch_size": 32, "average": True}, ": mode worst in r0, average here"),
+    ):
+        with pytest.raises(UsageError, match=f"would not be comparable .*{said}"):
+            compare_pretrained(models[:2], told=told.append, **options(world, **changes))
     assert told == []
 
 
