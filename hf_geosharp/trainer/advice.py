@@ -35,7 +35,8 @@ def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool
             "this one: pass compute_objective"
         )
     best = args.metric_for_best_model or ""
-    if best == name or (best.startswith("eval_") and best.endswith(name)):
+    # The Trainer puts the prefix there if it is missing, also before the name of one of several evaluation sets.
+    if f"_{best}".endswith(f"_{name}"):
         yield from _choosing(args, best, every, limit)
 
 

@@ -136,9 +136,16 @@ def test_early_stopping_in_any_order(tmp_path: Path, first: bool) -> None:
     assert all(b < a for a, b in pairwise(values[:-1]))
 
 
-def test_the_sharpest_as_the_best_is_warned_of(tmp_path: Path) -> None:
+SETS = {"a": dataset(8, 1), "b": dataset(8, 2)}
+
+
+@pytest.mark.parametrize(
+    ("data", "best"),
+    [(dataset(8, 1), "geodesic_sharpness"), (SETS, "eval_b_geodesic_sharpness"), (SETS, "b_geodesic_sharpness")],
+)
+def test_the_sharpest_as_the_best_is_warned_of(tmp_path: Path, data: Any, best: str) -> None:
     trained = trainer(
-        tmp_path, save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="geodesic_sharpness"
+        tmp_path, save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model=best, eval_dataset=data
     )
     GeodesicSharpnessCallback(**QUICK).attach(trained)
     with pytest.warns(GeosharpWarning, match="greater_is_better=False"):
@@ -148,9 +155,10 @@ def test_the_sharpest_as_the_best_is_warned_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"), [({"every": "epoch"}, "every='evaluate'"), ({"max_fraction": 0.5}, "max_fraction")]
 )
-def test_a_best_model_needs_a_value_in_each_evaluation(tmp_path: Path, changes: Any, message: str) -> None:
+@pytest.mark.parametrize("best", ["geodesic_sharpness", "b_geodesic_sharpness"])
+def test_a_best_model_needs_a_value_in_each_evaluation(tmp_path: Path, changes: Any, message: str, best: str) -> None:
     trained = trainer(
-        tmp_path, save_strategy="epoch", metric_for_best_model="geodesic_sharpness", greater_is_better=False
+        tmp_path, save_strategy="epoch", metric_for_best_model=best, greater_is_better=False, eval_dataset=SETS
     )
     GeodesicSharpnessCallback(**QUICK, **changes).attach(trained)
     with pytest.raises(UsageError, match=message):
