@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -315,7 +316,12 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         if self._loss == "trainer":
             if trainer is None:
                 raise UsageError("loss='trainer' needs the trainer: use GeodesicSharpnessCallback(...).attach(trainer)")
-            return lambda model, batch: trainer.compute_loss(model, batch, return_outputs=True)
+
+            def compute(model: nn.Module, batch: dict[str, Any]) -> Any:
+                with _not_logging(trainer):
+                    return trainer.compute_loss(model, batch, return_outputs=True)
+
+            return compute
         if self._loss is None and trainer is not None and (how := other_loss(trainer)) is not None:
             self._say(
                 f"the trainer {how}, but the loss measured is the one that the model itself returns. loss='trainer' "
@@ -362,3 +368,17 @@ def _losing(record: Mapping[str, Any]) -> str | None:
 
 def _known_evaluate(kind: Any) -> bool:
     return kind.evaluate in (Trainer.evaluate, Seq2SeqTrainer.evaluate)
+@contextmanager
+def _not_logging(trainer: Any) -> Iterator[None]:
+    """What a ``compute_loss`` logs of a measurement's passes is no record of the training."""
+    own = vars(trainer).get("log")
+    trainer.log = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        if own is None:
+            del trainer.log
+        else:
+            trainer.log = own
+
+

@@ -227,6 +227,29 @@ def test_nothing_to_measure_with_is_warned_of(tmp_path: Path) -> None:
         trained.train()
 
 
+class LogsItsLoss(Trainer):
+    """Logs while it computes its loss."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(**inputs)
+        self.log({"part": 1.0})
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def test_what_a_loss_logs_of_a_measurement_is_no_record(tmp_path: Path) -> None:
+    records = []
+    for attached in (False, True):
+        reporter = Reporter()
+        trained = trainer(tmp_path, kind=LogsItsLoss, num_train_epochs=1, callbacks=[reporter])
+        if attached:
+            GeodesicSharpnessCallback(loss="trainer", **QUICK).attach(trained)
+        trained.train()
+        records.append((len(trained.state.log_history), len(reporter.having("part"))))
+    assert records[0] == records[1]
+    assert [record[KEY] > 0 for record in evaluations(trained)] == [True]
+    assert "log" not in vars(trained)
+
+
 class LogsAnother(Trainer):
     """Logs a new dict, as trainers do that add metrics of their own."""
 
