@@ -129,7 +129,7 @@ def choose(source: Source, choice: Choice) -> tuple[list[dict[str, Any]], dict[s
     order = np.random.default_rng(choice.seed).permutation(count)[: whole * choice.batch_size].tolist()
     with untouched(source.rows, source.collate, seed=choice.seed):
         batches = [
-            dict(source.collate([_row(source, i) for i in order[start : start + choice.batch_size]]))
+            _dict(source.collate([_row(source, i) for i in order[start : start + choice.batch_size]]))
             for start in range(0, len(order), choice.batch_size)
         ]
     identity = {
@@ -137,6 +137,15 @@ def choose(source: Source, choice: Choice) -> tuple[list[dict[str, Any]], dict[s
         "dropped": wanted - len(order), "seed": choice.seed, "rows": count,
     }  # fmt: skip
     return batches, identity
+
+
+def _dict(batch: Any) -> dict[str, Any]:
+    if not isinstance(batch, Mapping):
+        raise DataError(
+            f"the collator makes a {type(batch).__name__} of the rows; only a batch that is a dict of tensors, by the "
+            "names of the model's arguments, can be measured. Pass data=: a list of such dicts"
+        )
+    return dict(batch)
 
 
 def _row(source: Source, index: int) -> Any:

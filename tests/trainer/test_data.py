@@ -128,6 +128,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         ({}, {"data": dataset(12).remove_columns("label")}, ModelError, "no loss"),
         ({}, {"data": dataset(12, 0, x=lambda i: 1).select_columns(["x"])}, DataError, "none of which"),
         ({}, {"loss": lambda outputs, batch: 1.0}, UsageError, "tensor"),
+        ({"data_collator": lambda found: (1, 2)}, {}, DataError, "collator makes a tuple"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
