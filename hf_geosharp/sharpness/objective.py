@@ -39,6 +39,9 @@ Loss = Callable[[Any, Batch], Tensor]
 """(outputs, batch) -> losses of the samples (or tokens), or their mean."""
 
 
+_INDEPENDENT = "the loss does not depend on the model's parameters;"
+
+
 def own_loss(outputs: Any, batch: Batch) -> Tensor:
     """The loss that the model itself returns for a batch with labels.
 
@@ -46,6 +49,9 @@ def own_loss(outputs: Any, batch: Batch) -> Tensor:
         ModelError: the outputs have no loss.
     """
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if type(outputs) is tuple and outputs and isinstance(outputs[0], Tensor) and outputs[0].ndim == 0:
+        # Without return_dict the loss comes first; a Trainer reads it there.
+        loss = outputs[0]
     if loss is None:
         hint = "" if "labels" in batch else f"; the batch has no 'labels' (it has {sorted(batch)})"
         raise ModelError(
@@ -122,7 +128,9 @@ class Objective:
         if stop - start < n:
             self._refuse_parts("be spread over processes: leave out shard 'samples'")
         if self._micro.size(n) < n and not self._micro.adapts:
-            self._refuse_parts("go through the model in micro-batches: leave out micro_batch")
+            self._refuse_parts(
+                "go through the model in micro-batches: leave out micro_batch, or make it as large as the batch"
+            )
         own = batch if stop - start == n else rows(batch, start, stop)
         device = next(model.parameters()).device
         self.batch = on_device(own, device)
@@ -155,6 +163,14 @@ class Objective:
     @cached_property
     def _reading(self) -> int:
         return self._find_reading()
+
+    def prove_parts(self) -> None:
+        """Finds out how the losses of parts make that of the batch, as any pass in parts does first.
+
+        Raises:
+            UsageError: they do not.
+        """
+        self._find_reading()
 
     def _find_reading(self) -> int:
         """What the loss is a mean over: of the weight's readings the one by which the losses of samples add up."""
@@ -309,6 +325,8 @@ class Objective:
                 if p.grad is not None and p.grad.is_sparse:  # of a lookup that was asked for one
                     p.grad = p.grad.to_dense()
             self.without = {id(p) for p in self.model.parameters() if p.grad is None}
+            if losses and all(id(p) in self.without for p in self.model.parameters() if p.requires_grad):
+                raise ModelError(f"{_INDEPENDENT} does it come from another model?")
         if wanted and self._world.size > 1 and self._shards is None:
             self._world.add_(self._gradients())
         return value
@@ -358,7 +376,7 @@ class Objective:
                 if not gradient:
                     continue
                 if not loss.requires_grad:
-                    raise ModelError("the loss does not depend on the model's parameters; is it detached?")
+                    raise ModelError(f"{_INDEPENDENT} is it detached?")
                 scaled = loss * (share * ranks)
                 if alone:
                     graphs.append(scaled)

@@ -153,7 +153,7 @@ def proved_reading(batch: Batch, weight: Weight, loss: Callable[[Batch], float],
         raise UsageError(
             f"the loss of two samples ({whole:.6g}) is not made of the losses of each ({parts[0]:.6g} and "
             f"{parts[1]:.6g}), as a contrastive one or one weighted by class is not; so the batch has to go through "
-            "the model at once, on one process: leave out micro_batch and shard 'samples'"
+            "the model at once, on one process: a micro_batch as large as the batch, or none, and no shard 'samples'"
         )
     # Rounding must not decide between readings that agree.
     fitting = [i for i, found in enumerate(deviations) if found <= 2 * best + SETTLED[torch.float64] / 10]
@@ -207,7 +207,8 @@ def same_by_another_cut(value: float, other: float, dtype: torch.dtype, rounding
         raise UsageError(
             f"the loss of the batch is {value:.6g} from its parts, and {other:.6g} from other parts of the same batch, "
             "as where it is weighted by class or leaves out labels: it is not made of the losses of samples, so the "
-            "batch has to go through the model at once, on one process: leave out micro_batch and shard 'samples'"
+            "batch has to go through the model at once, on one process: a micro_batch as large as the batch, or none, "
+            "and no shard 'samples'"
         )
 
 

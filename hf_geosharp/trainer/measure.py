@@ -16,17 +16,18 @@ from hf_geosharp.scoring import versions
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
-from hf_geosharp.sharpness.objective import own_loss
-from hf_geosharp.sharpness.parts import Batch, excerpt, on_device
+from hf_geosharp.sharpness.objective import Objective, own_loss
+from hf_geosharp.sharpness.parts import Batch, excerpt, on_device, samples
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
-from hf_geosharp.sharpness.shards import is_sharded, written_class
+from hf_geosharp.sharpness.shards import Shards, is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import accepted_keys, batches_from, learns_numbers
 from hf_geosharp.tasks.kinds import readings, task_of_model
 from hf_geosharp.trainer.data import Choice, Source, choose, fitted
 from hf_geosharp.trainer.subject import subject
+from hf_geosharp.wrappers import unwrap
 
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any]]
 Loss = Callable[[Any, Mapping[str, Any]], Tensor]
@@ -114,16 +115,34 @@ class Measurement:
             elif learns_numbers(inner, batches):
                 identity = {**identity, "labels": "regression"}
             measurement = cls(tuple(batches), settings, identity, loss, compute, hooked)
-            measurement._try(scored)
+            measurement._try(inner, None if inner is unwrap(model) else model)
         return measurement
 
-    def _try(self, scored: nn.Module) -> None:
-        with borrow(scored, None, movable(scored, self.settings.params)), torch.no_grad():
+    def _try(self, inner: nn.Module, trained: nn.Module | None) -> None:
+        """One pass, and where there will be micro-batches, whether their losses make that of a batch.
+
+        If ``inner`` is a copy, the loss must have no gradient in the model that is ``trained``.
+        """
+        scored = _scored(inner, self.compute)
+        with (
+            borrow(scored, None, movable(scored, self.settings.params)),
+            torch.set_grad_enabled(trained is not None),
+        ):
             device = next(scored.parameters()).device
             few = on_device(excerpt(self.batches[0], 0, 2), device)
             loss = (self.loss or own_loss)(call(scored, few), few)
-        if not isinstance(loss, Tensor):
-            raise UsageError(f"the loss of a batch is a {type(loss).__name__}; it is a tensor")
+            if not isinstance(loss, Tensor):
+                raise UsageError(f"the loss of a batch is a {type(loss).__name__}; it is a tensor")
+            if trained is not None and _reaches(loss, trained):
+                raise UsageError(
+                    "the loss is computed by the model in training, but what is measured here is a copy of it (merged "
+                    "adapters, for example). The loss must use the model or the outputs that it is given: in "
+                    "compute_loss, model instead of self.model"
+                )
+            size = self.settings.micro_batch
+            if isinstance(size, int) and size < samples(self.batches[0]) and Shards.of(scored) is None:
+                weight = partial(readings, task_of_model(inner))
+                Objective(scored, self.batches[0], self.loss, weight, size).prove_parts()
 
     def take(self, model: nn.Module, step: int) -> SharpnessResult:
         """The sharpness of the model as it is now.
@@ -155,6 +174,15 @@ class Measurement:
                     versions=versions(),
                     world=world,
                 )
+
+
+def _reaches(loss: Tensor, model: nn.Module) -> bool:
+    """Whether a loss has a gradient in one of the model's parameters; none is left there."""
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    if not (wanted and loss.requires_grad):
+        return False
+    found = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
+    return any(gradient is not None for gradient in found)
 
 
 def _scored(inner: nn.Module, compute: ComputeLoss | None) -> nn.Module:

@@ -263,6 +263,21 @@ def test_a_loss_without_gradients_is_refused() -> None:
         quick(bert(), bert_batches(1), loss=lambda outputs, batch: outputs.logits.detach().sum())
 
 
+def test_a_loss_of_another_model_is_refused() -> None:
+    """It has a gradient, but none in what is perturbed: its rise of 0 would pass for a score."""
+    other = bert()
+    with pytest.raises(ModelError, match=r"does not depend on the model's parameters.*another model"):
+        quick(bert(), bert_batches(1), loss=lambda outputs, batch: other(**batch).loss)
+
+
+def test_a_loss_is_the_first_of_a_tuple() -> None:
+    """As models return it without return_dict, and as a Trainer reads it."""
+    expected, found = (quick(bert(return_dict=named), bert_batches(1)) for named in (True, False))
+    assert (found.geodesic_sharpness, found.base_loss) == (expected.geodesic_sharpness, expected.base_loss)
+    with pytest.raises(ModelError, match="returned no loss"):
+        quick(bert(return_dict=False), [{k: v for k, v in bert_batches(1)[0].items() if k != "labels"}])
+
+
 def test_an_error_of_the_model_itself_is_not_taken_for_overflow() -> None:
     def loss(outputs: Any, batch: Any) -> Tensor:
         raise ValueError("something else")

@@ -215,6 +215,17 @@ def test_by_default_the_models_own_is_measured_and_said_so(
     assert not [w for w in recwarn if issubclass(w.category, GeosharpWarning)]
 
 
+def test_a_loss_that_is_not_made_of_the_losses_of_samples_is_refused_at_the_start(tmp_path: Path) -> None:
+    """As the measurement would do after the first epochs; it needs as many samples at once as a batch has."""
+    settings = {**QUICK, "batch_size": 8, "loss": "trainer"}
+    trained = trainer(tmp_path, kind=Weighted)
+    GeodesicSharpnessCallback(**settings).attach(trained)
+    with pytest.raises(UsageError, match="micro_batch as large as the batch"):
+        trained.train()
+    assert trained.state.global_step == 0
+    assert measured(tmp_path, GeodesicSharpnessCallback(**settings, micro_batch=8), kind=Weighted) > 0
+
+
 def test_the_trainers_loss_needs_the_trainer(tmp_path: Path) -> None:
     trained = trainer(tmp_path, callbacks=[GeodesicSharpnessCallback(**QUICK, loss="trainer")])
     with pytest.raises(UsageError, match="attach"):

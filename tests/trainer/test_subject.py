@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer
 
 from hf_geosharp import GeodesicSharpnessCallback, score
 from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
@@ -107,6 +108,14 @@ def test_a_copy_is_measured_where_training_would_notice(how: str) -> None:
     assert_as_before(model, before)
 
 
+class OfItself(Trainer):
+    """Computes its loss by the model that it has, rather than by the one that it is given."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = self.model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
 class TestAdapters:
     @pytest.fixture(autouse=True)
     def peft(self) -> Any:
@@ -194,6 +203,24 @@ class TestAdapters:
             assert measured is adapted
         with subject(adapted, hooked=True) as measured:
             assert measured is not adapted
+
+    @pytest.mark.parametrize("named", [True, False])
+    def test_a_loss_of_the_model_in_training_is_refused_where_a_copy_is_measured(
+        self, tmp_path: Path, named: bool
+    ) -> None:
+        """The copy would have no gradient, and the model in training one that no step of it made."""
+        trained = trainer(tmp_path, model=self.lora(bert()), kind=OfItself)
+        own = {"loss": "trainer"} if named else {"loss": lambda outputs, batch: trained.model(**batch).loss}
+        GeodesicSharpnessCallback(**QUICK, **own).attach(trained)
+        with pytest.raises(UsageError, match=r"model instead of self\.model"):
+            trained.train()
+        assert trained.state.global_step == 0
+        assert all(p.grad is None for p in trained.model.parameters())
+
+    def test_a_loss_of_the_model_in_training_is_measured_where_it_is_no_copy(self, tmp_path: Path) -> None:
+        trained = trainer(tmp_path, model=bert(), kind=OfItself)
+        GeodesicSharpnessCallback(**QUICK, loss="trainer").attach(trained)
+        assert trained.evaluate()["eval_geodesic_sharpness"] > 0
 
     def test_only_an_adapter_of_a_model_without_one_is_refused_at_the_start(self, tmp_path: Path) -> None:
         trained = trainer(tmp_path)
