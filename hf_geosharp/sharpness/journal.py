@@ -156,14 +156,14 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def digest_batches(batches: Sequence[Mapping[str, Any]], left_out: Sequence[str] = ()) -> str:
-    """The :func:`digest` of the tensors of all batches, but those under some keys."""
+    """The :func:`digest` of the tensors and flags of all batches, but those under some keys."""
     import torch
 
     return digest(
-        (f"{i} {key}", batch[key])
+        (f"{i} {key}", torch.as_tensor(batch[key]))
         for i, batch in enumerate(batches)
         for key in sorted(batch)
-        if key not in left_out and isinstance(batch[key], torch.Tensor)
+        if key not in left_out and isinstance(batch[key], (torch.Tensor, bool))
     )
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import datasets
     import torch
 
-    Batch = dict[str, torch.Tensor]
+    Batch = dict[str, Any]
 
 _CHUNK = 256
 """Rows encoded at a time: only as many as are needed are read."""
@@ -483,6 +483,10 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
     tidied: Batch = {}
     for key, value in batch.items():
         name = _renamed(key, accepted, batch)
+        if isinstance(value, bool) and accepted is not None and name in accepted:
+            # An option of forward: CLIP returns a loss where it is asked for one.
+            tidied[name] = value
+            continue
         if not isinstance(value, torch.Tensor):
             raise DataError(f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out.")
         if accepted is not None and name not in accepted and not name.startswith("_"):

@@ -240,6 +240,39 @@ def test_the_size_of_micro_batches_does_not_change_the_value(tmp_path: Path) -> 
     assert values[1:] == pytest.approx([values[0]] * 3, rel=1e-4)
 
 
+def clip() -> Any:
+    from transformers import CLIPConfig, CLIPModel, set_seed
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    set_seed(0)
+    return CLIPModel(
+        CLIPConfig(
+            text_config={**sizes, "vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 2},
+            vision_config={**sizes, "image_size": 8, "patch_size": 4}, projection_dim=8,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_collator_may_ask_for_the_loss_by_a_flag(tmp_path: Path) -> None:
+    pixels = torch.randn(24, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = [{"ids": row["input_ids"], "image": image} for row, image in zip(rows(), pixels, strict=True)]
+
+    def collate(found: list[Any]) -> dict[str, Any]:
+        ids, images = torch.tensor([row["ids"] for row in found]), torch.stack([row["image"] for row in found])
+        return {"input_ids": ids, "pixel_values": images, "return_loss": True}
+
+    trained = trainer(
+        tmp_path, model=clip(), train_dataset=data, eval_dataset=data[:8], data_collator=collate,
+        remove_unused_columns=False, num_train_epochs=1,
+    )  # fmt: skip
+    callback = GeodesicSharpnessCallback(**QUICK).attach(trained)
+    trained.train()
+    batches = [{**batch, "return_loss": torch.tensor(True)} for batch in callback._measurement.batches]
+    settings = {"steps": QUICK["steps"], "reproducibility": False}
+    assert callback.results[0][1].geodesic_sharpness == score(trained.model, batches, **settings).geodesic_sharpness > 0
+
+
 def trainer_value(folder: Path, micro_batch: int | None, **changes: Any) -> float:
     trained = trainer(folder, model=randomise(bert(), scale=0.8), **changes)
     GeodesicSharpnessCallback(
