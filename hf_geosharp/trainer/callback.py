@@ -149,7 +149,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         ):
             self._say(text)
         with self._cost.spent(measured=False):
-            self._measurement = self._prepare(args, kwargs["model"], kwargs.get("train_dataloader"))
+            self._measurement = self._prepare(args, state, kwargs["model"], kwargs.get("train_dataloader"))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """Completes the record of an evaluation, and that of the end of the training."""
@@ -241,7 +241,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         """The value and the seconds it took; NaN where there is none."""
         model: nn.Module = kwargs["model"]
         if self._measurement is None:
-            self._measurement = self._prepare(args, model, kwargs.get("train_dataloader"))
+            self._measurement = self._prepare(args, state, model, kwargs.get("train_dataloader"))
         measurement = self._measurement
         weights = fingerprint(unwrap(model))
         known = self._known[1] if self._known is not None and self._known[0] == weights else None
@@ -283,7 +283,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
             self._say(str(warning.message), warning.category)
         return result
 
-    def _prepare(self, args: Any, model: nn.Module, loader: Any) -> Measurement:
+    def _prepare(self, args: Any, state: Any, model: nn.Module, loader: Any) -> Measurement:
         """The measurement that belongs to a model and a set-up; what cannot work fails here."""
         compute = self._compute()
 
@@ -293,7 +293,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
                 model,
                 self._data if self._are_batches else find_source(self._data, model, args, self._trainer, loader),
                 self._choice,
-                self._sized(args),
+                self._sized(args, state),
                 loss=self._function,
                 compute=compute,
                 hooked=not alone() or getattr(args, "deepspeed_plugin", None) is not None,
@@ -301,14 +301,17 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
 
         return self._run(prepare)
 
-    def _sized(self, args: Any) -> Settings:
-        """The settings, with micro-batches that need about as much memory as training does."""
+    def _sized(self, args: Any, state: Any) -> Settings:
+        """The settings, with micro-batches that need about as much memory as training does.
+
+        That may have found a smaller size than was asked for.
+        """
         if self._settings.micro_batch is not None:
             return self._settings
         # The second name is the older one of the first.
         saving = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", False)
-        size = 1 if saving else args.per_device_train_batch_size
-        return replace(self._settings, micro_batch=size)
+        found = (state.train_batch_size or args.train_batch_size) // max(1, args.n_gpu)
+        return replace(self._settings, micro_batch=1 if saving else max(1, found))
 
     def _compute(self) -> Callable[[nn.Module, dict[str, Any]], Any] | None:
         """The Trainer's loss, if asked for."""
@@ -366,8 +369,6 @@ def _losing(record: Mapping[str, Any]) -> str | None:
     return next((key.removesuffix("_loss") for key in record if key.endswith("_loss")), None)
 
 
-def _known_evaluate(kind: Any) -> bool:
-    return kind.evaluate in (Trainer.evaluate, Seq2SeqTrainer.evaluate)
 @contextmanager
 def _not_logging(trainer: Any) -> Iterator[None]:
     """What a ``compute_loss`` logs of a measurement's passes is no record of the training."""
@@ -382,3 +383,5 @@ def _not_logging(trainer: Any) -> Iterator[None]:
             trainer.log = own
 
 
+def _known_evaluate(kind: Any) -> bool:
+    return kind.evaluate in (Trainer.evaluate, Seq2SeqTrainer.evaluate)

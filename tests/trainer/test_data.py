@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from hf_geosharp import GeodesicSharpnessCallback, score
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
@@ -238,6 +238,39 @@ def test_the_size_of_micro_batches_does_not_change_the_value(tmp_path: Path) -> 
         for size, batch, saving in ((8, 4, False), (3, 4, False), (None, 2, False), (None, 4, True))
     ]
     assert values[1:] == pytest.approx([values[0]] * 3, rel=1e-4)
+
+
+class Small(Trainer):
+    """Has memory for two samples at once."""
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(inputs["input_ids"]) > 2:
+            raise RuntimeError("CUDA out of memory.")
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+@pytest.mark.slow
+def test_micro_batches_are_as_small_as_the_training_has_found_out(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def loss(outputs: Any, batch: Any) -> torch.Tensor:
+        seen.append(len(batch["labels"]))
+        return nn.functional.cross_entropy(outputs.logits, batch["labels"], reduction="none")
+
+    trained = trainer(tmp_path, kind=Small, auto_find_batch_size=True, num_train_epochs=1)
+    callback = GeodesicSharpnessCallback(**{**QUICK, "batch_size": 8}, loss=loss).attach(trained)
+    trained.add_callback(Clears(seen))
+    trained.train()
+    assert len(callback.results) == 1
+    assert max(seen) == 2
+
+
+class Clears(TrainerCallback):
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.seen.clear()
 
 
 def clip() -> Any:
