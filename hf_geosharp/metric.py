@@ -147,6 +147,8 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
         if "data" in self._bound:
             return
         samples = _Samples.of(predictions if inputs is None else inputs, references)
+        if self.writer is not None:
+            samples.check_like(self.selected_feature_format)
         super().add_batch(predictions=samples.inputs, references=samples.labels)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **plural: Any) -> None:
@@ -206,8 +208,8 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
         return self._loaded[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy loads its own.
-        return {**self.__dict__, "_loaded": None}
+        # A copy loads its own. The locks are evaluate's, of files that it has read and removed.
+        return {**self.__dict__, "_loaded": None, "filelocks": None}
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,20 @@ class _Samples:
             raise DataError("predictions are empty: there is nothing to score the model on.")
         read = _text if isinstance(found[0], str) else _image
         return cls([read(value, row) for row, value in enumerate(found)], _labels(labels, len(found)))
+
+    def check_like(self, features: Mapping[str, Any]) -> None:
+        """Makes sure that they are of the kind that was added before.
+
+        Raises:
+            DataError: they are not.
+        """
+        for name, values, kinds in (
+            ("predictions", self.inputs, "texts, or all images"),
+            ("references", self.labels, "numbers, or all names"),
+        ):
+            first = next((value for value in values if value is not None), None)
+            if first is not None and isinstance(first, str) != (features[name] == _TEXT):
+                raise DataError(f"{name} are of another kind than those added before: they must be all {kinds}.")
 
     def as_data(self, task: Task | None, *, needs_labels: bool) -> datasets.Dataset:
         """A data set with the columns that the task reads."""
@@ -258,13 +274,14 @@ def _image(value: Any, row: int) -> Any:
         raise DataError(
             f"predictions[{row}] is {_kind(value)}. Here they are the inputs of the model, all texts or all images, "
             'not its predictions. With evaluate.combine or an evaluator pass model and data to evaluate.load("geodesic_'
-            'sharpness", model=..., data=...).'
+            'sharpness", model=..., data=...); pairs of texts are two columns of a data set, data=.'
         )
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" or array.ndim not in (2, 3) or array.min() < 0 or array.max() > 255:
+    shaped = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 2, 3, 4))
+    if array.dtype.kind not in "iu" or not shaped or not array.size or array.min() < 0 or array.max() > 255:
         raise DataError(
-            f"predictions[{row}] is not an image: arrays must be (height, width) or (height, width, channels) of whole "
-            "numbers 0 to 255."
+            f"predictions[{row}], {array.dtype} of shape {array.shape}, is not an image: arrays must be (height, "
+            "width) or (height, width, channels), with at most 4 channels, of whole numbers 0 to 255."
         )
     array = array.astype(np.uint8)
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import threading
@@ -393,6 +394,11 @@ class TestLoadsOnce:
         assert metric.compute(**call) != first
         assert len(loads) == 2
 
+    def test_a_copy_is_made_after_a_computation_too(self, metric: Any, bert_folder: str, rows: Any) -> None:
+        given = {"model_id": bert_folder, "predictions": rows["text"], "references": rows["label"], **QUICK_ID}
+        expected = metric.compute(**given)
+        assert pickle.loads(pickle.dumps(metric)).compute(**given) == copy.deepcopy(metric).compute(**given) == expected
+
     def test_a_copy_does_not_carry_it(self, metric: Any, bert_folder: str, rows: Any) -> None:
         metric.compute(model_id=bert_folder, data=rows, samples=8, **QUICK_ID)
         assert len(pickle.dumps(metric)) < 20_000
@@ -429,6 +435,9 @@ def test_the_model_comes_back_as_it_was(metric: Any, bert: Any, tokenizer: Any, 
         ({"model_id": "a", "predictions": [["a", "b"]]}, DataError, r"\[0\] is of type list"),
         ({"model_id": "a", "predictions": np.zeros((2, 4, 4))}, DataError, "not an image: arrays must be"),
         ({"model_id": "a", "predictions": np.full((2, 4, 4), 256)}, DataError, "not an image: arrays must be"),
+        ({"model_id": "a", "predictions": [np.zeros((3, 8, 8), np.uint8)]}, DataError, r"of shape \(3, 8, 8\), is not"),
+        ({"model_id": "a", "predictions": [np.zeros((0, 8), np.uint8)]}, DataError, r"of shape \(0, 8\), is not"),
+        ({"model_id": "a", "predictions": [("a", "b")]}, DataError, "pairs of texts are two columns"),
         ({"model_id": "a", "predictions": ["a", "b"], "references": [1]}, DataError, "2 predictions and 1 references"),
         ({"model_id": "a", "predictions": ["a", "b"], "references": ["x", 1]}, DataError, r"references\[1\] is of"),
         ({"model_id": "a", "predictions": ["a"], "references": [[1]]}, DataError, r"references\[0\] is of type list"),
@@ -439,6 +448,29 @@ def test_what_is_wrong_is_said(metric: Any, call: dict[str, Any], kind: type[Exc
     with pytest.raises(kind, match=message):
         metric.compute(**call)
     assert len(metric) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (
+            {"predictions": ["a"], "references": [1]},
+            {"predictions": ["b"], "references": ["POS"]},
+            "numbers, or all names",
+        ),
+        (
+            {"predictions": ["a"], "references": ["POS"]},
+            {"predictions": ["b"], "references": [1]},
+            "numbers, or all names",
+        ),
+        ({"predictions": ["a"]}, {"predictions": [np.zeros((4, 4), np.uint8)]}, "texts, or all images"),
+        ({"predictions": [np.zeros((4, 4), np.uint8)]}, {"predictions": ["a"]}, "texts, or all images"),
+    ],
+)
+def test_what_is_added_is_all_of_one_kind(metric: Any, first: Any, second: Any, message: str) -> None:
+    metric.add_batch(**first)
+    with pytest.raises(DataError, match=message):
+        metric.add_batch(**second)
 
 
 def test_errors_that_need_the_model(metric: Any, bert: Any, bert_folder: str, rows: Any) -> None:
