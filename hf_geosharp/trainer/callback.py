@@ -28,6 +28,8 @@ from hf_geosharp.wrappers import unwrap
 
 logger = logging.getLogger(__name__)
 
+_OF_THE_TRAINER = ("", "loss", "runtime", "samples_per_second", "steps_per_second")
+
 Every = Literal["evaluate", "epoch"] | int
 T = TypeVar("T")
 
@@ -98,6 +100,8 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is warn or raise")
+        if not isinstance(name, str) or name in _OF_THE_TRAINER:
+            raise UsageError(f"name is {name!r}; it is a name that the records of an evaluation do not have yet")
         self.every = _checked_every(every)
         self.on_error = on_error
         self.name = name
@@ -159,6 +163,10 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         prefix = _evaluated(logs)
         if self.every == "evaluate" and prefix is not None and self._all_processes_log():
             self._evaluation(prefix, args, state, kwargs)
+            key = f"{prefix}_{self.name}"
+            # As texts, for NaN is not NaN; a record that is logged again has the value.
+            if key in logs and str(logs[key]) != str(self._record[key]):
+                self._say(f"{key} is there already, of compute_metrics maybe, and is replaced: pass another name=")
             self._complete(logs, state, self._record)
 
     def on_evaluate(

@@ -189,6 +189,13 @@ def test_attaching_one_that_was_passed_moves_it_to_the_front(tmp_path: Path) -> 
         GeodesicSharpnessCallback(**QUICK).attach(trained)
 
 
+def test_a_metric_of_the_same_name_is_warned_of(tmp_path: Path) -> None:
+    trained = trainer(tmp_path, compute_metrics=lambda predicted: {"geodesic_sharpness": 7.0})
+    callback = GeodesicSharpnessCallback(**QUICK).attach(trained)
+    with pytest.warns(GeosharpWarning, match=f"{KEY} is there already.*another name"):
+        assert trained.evaluate()[KEY] == callback.results[0][1].geodesic_sharpness
+
+
 def test_two_callbacks_under_two_names(tmp_path: Path) -> None:
     trained = trainer(tmp_path)
     GeodesicSharpnessCallback(**QUICK).attach(trained)
@@ -390,7 +397,7 @@ class TestFailures:
         ({"rho": "wide"}, "rho"), ({"rho": -1.0}, "rho"), ({"metric": "flat"}, "metric"),
         ({"loss": "mine"}, "loss"), ({"max_fraction": 0}, "max_fraction"), ({"max_fraction": 2}, "max_fraction"),
         ({"on_error": "cry"}, "on_error"), ({"batch_size": 0}, "batch_size"), ({"steps": 0}, "steps"),
-        ({"data": {"train": []}}, "several sets"),
+        ({"data": {"train": []}}, "several sets"), ({"name": "loss"}, "name is 'loss'"), ({"name": ""}, "name is ''"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_at_once(wrong: Any, message: str) -> None:
