@@ -11,8 +11,9 @@ from typing import Any
 import click
 import pytest
 
-from hf_geosharp import registration
+from hf_geosharp import registration, score
 from hf_geosharp.cli import main
+from hf_geosharp.sharpness.settings import Settings
 from tests.docs.page import fenced
 from tests.metrics.caches import ACCURACY, evaluate_cache, put_metric
 
@@ -32,12 +33,24 @@ def test_the_snippets_run(evaluate_cache: Path, tmp_path: Path, monkeypatch: pyt
     registration.register()
     put_metric("accuracy", ACCURACY)
     snippets = blocks("evaluate.md", "python")
-    assert len(snippets) == 9
+    assert len(snippets) == 10
     names: dict[str, Any] = {}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"docs/evaluate.md, snippet {number}", "exec"), names)
+    assert names["result"]["details"]["ascent"] == "secant"
     [saved] = (tmp_path / "results").iterdir()
     assert json.loads(saved.read_text())["geodesic_sharpness"] > 0
+
+
+def test_the_cost_that_is_named_is_the_cost() -> None:
+    defaults = score.__kwdefaults__
+    named = f"{defaults['samples']} `samples` in batches of {defaults['batch_size']}"
+    (_, most), (_, more) = Settings().first, Settings().rough or ("", 0)
+    text = " ".join(PAGES["evaluate.md"].split())
+    assert f"{named}. Each batch is searched by at most {most} steps of the secant ascent" in text
+    assert f"by {more} steps of Auto-PGD as well" in text
+    assert Settings(steps=most).rough is None is Settings(ascent="secant").rough
+    assert f"{most} or fewer leave Auto-PGD out" in text
 
 
 @pytest.mark.parametrize("page", PAGES)
