@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
-from hf_geosharp.errors import ModelError
+from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.randomness import same_random_numbers
 from hf_geosharp.sharpness.ball import Ball
 from hf_geosharp.sharpness.borrow import Borrowed
+from hf_geosharp.sharpness.objective import Loss
+from hf_geosharp.sharpness.parts import Batch
+from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.symmetry.map import SymmetryMap
 
 SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
@@ -120,8 +127,9 @@ class BasePoint:
             raise ModelError(
                 f"{told}. These hold on the samples that they were proved on, but not on this batch: "
                 f"{'; '.join(refuted[:3])}{'; ...' if len(refuted) > 3 else ''}. The model may do something else with "
-                "its inputs, such as clipping large values or leaving rows out that attend to nothing (left padding). "
-                "Use symmetries 'paper', which folds nothing, or score without this batch"
+                "its inputs, such as clipping large values or leaving rows out that attend to nothing (left padding): "
+                "use symmetries 'paper', which folds nothing, or score without this batch. Or its loss depends on the "
+                "weights themselves, as a penalty on them does: leave that out"
             )
         if not self.is_stored_loss(index, base, 10 * self._rounding(index)):
             raise ModelError(
@@ -131,17 +139,60 @@ class BasePoint:
             )
         del self.stored[index]
 
+    def check_loss(self, loss: Loss, batch: Batch) -> None:
+        """Refuses a custom loss that reads the weights: along the symmetries the outputs stay, but it does not.
+
+        The model has its stored weights, and has them afterwards. A loss that runs the model once more is left alone.
+
+        Raises:
+            UsageError: it is such a loss.
+        """
+        ran: list[nn.Module] = []
+
+        def value(outputs: Any) -> float:
+            same_random_numbers()
+            found = loss(outputs, batch)
+            # What is no tensor is refused where it is scored.
+            return float(found.mean()) if isinstance(found, Tensor) else math.nan
+
+        with torch.no_grad():
+            same_random_numbers()
+            outputs = call(self.borrowed.model, batch)
+            modules = set(self.borrowed.model.modules())
+            handle = register_module_forward_pre_hook(lambda m, _: ran.append(m) if m in modules else None)
+            try:
+                before = value(outputs)
+            finally:
+                handle.remove()
+            if ran:
+                return
+            self._move(0, 0.0)
+            try:
+                after = value(outputs)
+            finally:
+                self._put_back()
+        if abs(after - before) > SAME_LOSS[self.borrowed.dtype] * max(abs(before), LEAST_LOSS):
+            raise UsageError(
+                f"the loss is {before:.6g}, and {after:.6g} of the same outputs where the weights are moved along the "
+                "model's symmetries: it depends on the weights themselves, as a penalty on them does, and no symmetry "
+                "leaves it as it is. Leave that out of the loss, or use metric 'adaptive' or 'euclidean'"
+            )
+
     def _rounding(self, index: int) -> float:
         """How much the loss of a batch changes where the same function is computed from other weights."""
-        pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
-        weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
         noise = 0.0
         for seed in range(ROUNDINGS):
-            generator = torch.Generator().manual_seed(seed)
-            with torch.no_grad():
-                for tensor in weights.values():
-                    tensor.mul_(1 + MOVED * torch.randn(tensor.shape, generator=generator).to(tensor))
-                pairs.move(weights, pairs.random_element(weights, seed, CONDITION))
+            self._move(seed, MOVED)
             noise = max(noise, abs(self._loss(index) - self.stored[index]))
             self._put_back()
         return noise
+
+    def _move(self, seed: int, little: float) -> None:
+        """Moves the weights by that little (relative), and along the pairs' symmetries."""
+        pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
+        weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for tensor in weights.values():
+                tensor.mul_(1 + little * torch.randn(tensor.shape, generator=generator).to(tensor))
+            pairs.move(weights, pairs.random_element(weights, seed, CONDITION))

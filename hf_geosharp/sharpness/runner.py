@@ -19,10 +19,10 @@ from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.compiled import compiled
 from hf_geosharp.sharpness.jobs import BASELINE, PART, REPRODUCIBILITY, SCORE, Ahead, Job, Ledger, Outcome
-from hf_geosharp.sharpness.memory import MicroBatch
+from hf_geosharp.sharpness.memory import MicroBatch, is_out_of_memory
 from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
-from hf_geosharp.sharpness.parts import Batch, Weight, on_device, structure
+from hf_geosharp.sharpness.parts import Batch, Weight, excerpt, on_device, samples, structure
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
@@ -274,6 +274,11 @@ class Runner:
         passes = Passes(objective.forwards, objective.backwards)
         return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
 
+    def _piece(self) -> Batch:
+        """As much of the first batch as goes through the model at once."""
+        device = next(self.borrowed.model.parameters()).device
+        return on_device(excerpt(self.batches[0], 0, self.micro.size(samples(self.batches[0]))), device)
+
     def _stored_losses(self, known: Container[int]) -> dict[int, float]:
         """Losses at the stored weights, by batch; of batches of one :func:`structure` one is enough.
 
@@ -286,6 +291,13 @@ class Runner:
             if index not in known:
                 todo.setdefault(structure(batch) or index, index)
         self._put_back()
+        if self.loss is not None and self.borrowed.shards is None:
+            try:
+                self.base_point.check_loss(self.loss, self._piece())
+            except (RuntimeError, MemoryError) as error:
+                # Passes that count go on with smaller parts.
+                if not is_out_of_memory(error):
+                    raise
 
         def loss(index: int) -> float:
             self.track.say("verify")

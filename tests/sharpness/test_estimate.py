@@ -270,6 +270,28 @@ def test_a_loss_of_another_model_is_refused() -> None:
         quick(bert(), bert_batches(1), loss=lambda outputs, batch: other(**batch).loss)
 
 
+@pytest.mark.parametrize("symmetries", ["full", "paper"])
+def test_a_loss_with_a_penalty_on_the_weights_is_refused(symmetries: str) -> None:
+    """It is not invariant, and at the point where symmetries are divided out another: that passed for rounding."""
+    model, batches = bert(), bert_batches(1)
+
+    def penalised(outputs: Any, batch: Any) -> Tensor:
+        loss = nn.CrossEntropyLoss()(outputs.logits, batch["labels"])
+        return loss + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    with pytest.raises(UsageError, match="depends on the weights themselves"):
+        quick(model, batches, loss=penalised, symmetries=symmetries)
+    result = quick(model, batches, loss=penalised, metric="euclidean")
+    expected = penalised(model(**batches[0]), batches[0]).item()
+    assert result.base_loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_runs_the_model_again_is_scored() -> None:
+    model, batches = bert(), bert_batches(1)
+    twice = quick(model, batches, loss=lambda outputs, batch: (outputs.loss + model(**batch).loss) / 2)
+    assert twice.geodesic_sharpness == pytest.approx(quick(model, batches).geodesic_sharpness, rel=1e-4)
+
+
 def test_a_loss_is_the_first_of_a_tuple() -> None:
     """As models return it without return_dict, and as a Trainer reads it."""
     expected, found = (quick(bert(return_dict=named), bert_batches(1)) for named in (True, False))
