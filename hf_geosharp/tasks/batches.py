@@ -488,7 +488,10 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
             tidied[name] = value
             continue
         if not isinstance(value, torch.Tensor):
-            raise DataError(f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out.")
+            raise DataError(
+                f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out; if these are rows, "
+                "not batches, pass them as a data set (datasets.Dataset.from_list)."
+            )
         if accepted is not None and name not in accepted and not name.startswith("_"):
             raise DataError(
                 f"Batch {number}: the model's forward takes no {key!r}. Leave it out, or call it '_{key}' if only "

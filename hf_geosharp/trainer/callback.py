@@ -330,7 +330,13 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
 
             def compute(model: nn.Module, batch: dict[str, Any]) -> Any:
                 with _not_logging(trainer):
-                    return trainer.compute_loss(model, batch, return_outputs=True)
+                    found = trainer.compute_loss(model, batch, return_outputs=True)
+                if not isinstance(found, tuple) or len(found) != 2:
+                    raise UsageError(
+                        f"compute_loss of {type(trainer).__name__} returns a {type(found).__name__} with "
+                        "return_outputs=True; loss='trainer' needs (loss, outputs), as evaluations do"
+                    )
+                return found
 
             return compute
         if self._loss is None and trainer is not None and (how := other_loss(trainer)) is not None:

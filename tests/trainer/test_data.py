@@ -129,6 +129,7 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
         ({}, {"data": dataset(12, 0, x=lambda i: 1).select_columns(["x"])}, DataError, "none of which"),
         ({}, {"loss": lambda outputs, batch: 1.0}, UsageError, "tensor"),
         ({"data_collator": lambda found: (1, 2)}, {}, DataError, "collator makes a tuple"),
+        ({}, {"data": rows(12)}, DataError, r"a list, not a tensor.*Dataset\.from_list"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -224,6 +225,18 @@ def test_a_loss_that_is_not_made_of_the_losses_of_samples_is_refused_at_the_star
         trained.train()
     assert trained.state.global_step == 0
     assert measured(tmp_path, GeodesicSharpnessCallback(**settings, micro_batch=8), kind=Weighted) > 0
+
+
+class LossAlone(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        return model(**inputs).loss
+
+
+def test_the_trainers_loss_comes_with_outputs(tmp_path: Path) -> None:
+    trained = trainer(tmp_path, kind=LossAlone)
+    GeodesicSharpnessCallback(**QUICK, loss="trainer").attach(trained)
+    with pytest.raises(UsageError, match=r"LossAlone returns a Tensor.*needs \(loss, outputs\)"):
+        trained.train()
 
 
 def test_the_trainers_loss_needs_the_trainer(tmp_path: Path) -> None:
