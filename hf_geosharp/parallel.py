@@ -47,21 +47,28 @@ class World:
     """The processes of one run; by default this one alone.
 
     All ranks have to make the same calls of :meth:`gather`, :meth:`spread`, :meth:`deal`, :meth:`add_` and
-    :meth:`together` in the same order.
+    :meth:`together` in the same order. What fails inside :meth:`together` ends that call on all of them, wherever each
+    is; the next one starts anew.
     """
 
     def __init__(
         self, rank: int = 0, size: int = 1, store: Any = None, timeout: float = TIMEOUT, group: Any = None
     ) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
-        self._store, self._group = store, group
+        self._group = group
         self._above: tuple[World, list[int]] | None = None
         self._joined = False
         self.report: Callable[[BaseException], None] | None = None
         """How rank 0 tells the user of a failure while the other ranks wait: a launcher ends all when one ends."""
+        self._whole, self._runs, self._running = store, itertools.count(), False
+        self._start(store)
+
+    def _start(self, store: Any) -> None:
+        """Nothing has been told or counted in this store so far."""
+        self._store = store
         self._gathers, self._deals, self._parts = itertools.count(), itertools.count(), itertools.count()
         self._told = self._looked = self._listened = 0.0
-        self._heard: list[Any] = [None] * size
+        self._heard: list[Any] = [None] * self.size
 
     @classmethod
     def find(cls, device: str = "auto", timeout: float = TIMEOUT) -> World:
@@ -107,9 +114,7 @@ class World:
         if found == 1:
             return cls(timeout=timeout)
         # All ranks find their worlds in the same order, so the number is the same for all.
-        store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"hf_geosharp/{next(_worlds)}", _get_default_store()
-        )
+        store = _within(_get_default_store(), f"hf_geosharp/{next(_worlds)}")
         return cls(dist.get_rank(), found, store, timeout)
 
     @property
@@ -128,7 +133,7 @@ class World:
         ranks = dist.get_process_group_ranks(group)
         if len(ranks) == 1:
             return World(timeout=self.timeout)
-        store = dist.PrefixStore(f"part/{number}/{ranks[0]}", self._store)  # type: ignore[attr-defined]
+        store = _within(self._store, f"part/{number}/{ranks[0]}")
         part = World(ranks.index(self.rank), len(ranks), store, self.timeout, group)
         part._above = self, ranks
         return part
@@ -309,22 +314,30 @@ class World:
     def together(self) -> Iterator[None]:
         """What is done inside fails on all ranks if it fails on one, and only rank 0 gives warnings.
 
-        An error that rank 0 has told the user of (by :attr:`report`) has ``reported`` set on all ranks.
+        An error that rank 0 has told the user of (by :attr:`report`) has ``reported`` set on all ranks. A call inside
+        another one is a part of that.
         """
         if self.size == 1:
             yield
             return
+        inside, self._running = self._running, True
         try:
+            if not inside:
+                # A failure leaves the ranks at different calls, and its traces in the store.
+                self._start(_within(self._whole, f"run/{next(self._runs)}"))
             with warnings.catch_warnings():
                 if not self.leads:
                     warnings.simplefilter("ignore", GeosharpWarning)
                 yield
-            self._leave()
+            if not inside:
+                self._leave()
         except BaseException as error:
             # Whatever goes wrong in telling must not hide the error itself.
             with suppress(Exception):
                 self._fail(error)
             raise
+        finally:
+            self._running = inside
 
     def _fail(self, error: BaseException) -> None:
         interrupted = isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -450,6 +463,13 @@ class Deal:
     def _take(self, key: str) -> int:
         with self._world._connected():
             return int(self._world._store.add(f"{self._prefix}/{key}", 1)) - 1
+
+
+def _within(store: Any, name: str) -> Any:
+    """The part of a store whose keys begin with a name."""
+    import torch.distributed as dist
+
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
 
 def _is_large(tensor: Tensor) -> bool:

@@ -239,6 +239,45 @@ def test_rank_0_tells_the_user_before_the_others_end(failing: int) -> None:
     assert [error.reported for error in errors] == [True, True]
 
 
+def test_after_a_failure_the_next_call_starts_anew() -> None:
+    """Wherever the ranks were when one failed, in calls inside others too."""
+
+    def work(world: World) -> Any:
+        found: list[Any] = []
+        for number in range(4):
+            try:
+                with world.together():
+                    world.tell({"number": number})
+                    for count in range(3):
+                        if (number, count, world.rank) == (1, 2, 1):
+                            raise DataError("broken")
+                        with world.together():
+                            found.append(world.gather((number, count)))
+                    found.append([*world.deal(0), *world.heard()])
+            except DataError as error:
+                found.append(str(error))
+        return found
+
+    def run(rank: int) -> None:
+        out[rank] = work(World(rank, 2, store))
+
+    store, out = dist.HashStore(), [None, None]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    numbers = [*([[(n, count)] * 2 for count in range(3)] for n in (0, 2, 3))]
+    told = [[{"number": n}] * 2 for n in (0, 2, 3)]
+    for rank, found in enumerate(out):
+        assert found is not None
+        assert found[:3] == numbers[0]
+        assert found[4:7] == [*[[(1, count)] * 2 for count in range(2)], "broken" if rank else "rank 1: broken"]
+        assert found[7:10] == numbers[1]
+        assert found[11:14] == numbers[2]
+        assert [found[3], found[10], found[14]] == told
+
+
 @pytest.mark.slow
 def test_a_rank_without_a_sign_of_life_is_given_up_by_name() -> None:
     def work(world: World) -> None:
@@ -315,7 +354,7 @@ def test_only_rank_0_warns() -> None:
         warnings.simplefilter("always")
         for rank in range(2):
             store = dist.HashStore()
-            store.set("left/1", "1")
+            store.set("run/0/left/1", "1")
             with World(rank, 2, store).together():
                 warnings.warn("once", GeosharpWarning, stacklevel=1)
     assert len(caught) == 1
