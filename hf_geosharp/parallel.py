@@ -59,7 +59,8 @@ class World:
         self._above: tuple[World, list[int]] | None = None
         self._joined = False
         self.report: Callable[[BaseException], None] | None = None
-        """How rank 0 tells the user of a failure while the other ranks wait: a launcher ends all when one ends."""
+        """How one rank, 0 if it can, tells the user of a failure while the others wait: a launcher ends all when one
+        ends."""
         self._whole, self._runs, self._running = store, itertools.count(), False
         self._start(store)
 
@@ -314,7 +315,7 @@ class World:
     def together(self) -> Iterator[None]:
         """What is done inside fails on all ranks if it fails on one, and only rank 0 gives warnings.
 
-        An error that rank 0 has told the user of (by :attr:`report`) has ``reported`` set on all ranks. A call inside
+        An error that one rank has told the user of (by :attr:`report`) has ``reported`` set on all ranks. A call inside
         another one is a part of that.
         """
         if self.size == 1:
@@ -347,10 +348,12 @@ class World:
             return
         if not self.leads:
             self._wait(["told"])
-        else:
+        # Or the first rank that waited in vain, for rank 0 may be long at something else: nobody tells it again then.
+        if self._store.add("telling", 1) == 1:
             if self.report is not None:
                 self.report(error)
             self._store.set("told", "1" if self.report is not None else "0")
+        self._wait(["told"])
         if self._store.check(["told"]) and self._store.get("told") == b"1":
             error.reported = True  # type: ignore[attr-defined]
         self._store.set(f"knows/{self.rank}", "1")
@@ -359,10 +362,11 @@ class World:
             self._wait([f"knows/{r}" for r in range(self.size)])
 
     def _leave(self) -> None:
-        """Rank 0 may hold the store, so it leaves last."""
+        """Rank 0 may hold the store, so it leaves last; what fails on another one until then fails there too."""
         with self._connected():
             if self.leads:
-                self._wait([f"left/{r}" for r in range(1, self.size)])
+                for rank in range(1, self.size):
+                    self._await(f"left/{rank}", rank, None)
             else:
                 self._store.set(f"left/{self.rank}", "1")
 

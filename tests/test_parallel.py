@@ -239,6 +239,28 @@ def test_rank_0_tells_the_user_before_the_others_end(failing: int) -> None:
     assert [error.reported for error in errors] == [True, True]
 
 
+def test_a_failure_is_told_once_where_rank_0_was_long_at_something_else() -> None:
+    told: list[str] = []
+
+    def work(world: World) -> None:
+        world.report = lambda error: told.append(f"{world.rank}: {error}")
+        time.sleep(0.0 if world.rank else 1.0)  # longer than it is waited for
+        raise DataError(f"broken on {world.rank}")
+
+    errors = in_threads(3, work)
+    assert told in ([f"{rank}: broken on {rank}"] for rank in (1, 2))
+    assert [error.reported for error in errors] == [True] * 3
+
+
+def test_what_fails_after_rank_0_is_done_fails_there_too() -> None:
+    def work(world: World) -> None:
+        time.sleep(1.0 if world.rank else 0.0)
+        if world.rank:
+            raise DataError("broken at the end")
+
+    assert [str(error) for error in in_threads(2, work)] == ["rank 1: broken at the end", "broken at the end"]
+
+
 def test_after_a_failure_the_next_call_starts_anew() -> None:
     """Wherever the ranks were when one failed, in calls inside others too."""
 
