@@ -20,6 +20,7 @@ from hf_geosharp import parallel, score
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError, WorldError
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness import proof
+from hf_geosharp.sharpness.progress import Progress, Track
 from hf_geosharp.symmetry.map import SymmetryMap
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -358,6 +359,24 @@ def test_others_are_heard_of_while_they_work() -> None:
 
     in_threads(2, work)
     assert [None, {"done": 5}] in seen
+
+
+def test_what_a_rank_has_done_last_is_counted_while_it_waits() -> None:
+    """A climb that settles leaves many steps out at once, and there may be no batch left."""
+
+    def work(world: World) -> int | None:
+        told: list[Progress] = []
+        track = Track(told.append if world.leads else None, batches=2, total=200, world=world)
+        track.say("score", step=5)
+        if world.rank == 1:
+            track.done = 75
+        until = time.monotonic() + 1.0 * world.leads
+        while time.monotonic() < until:
+            track.refresh()
+        world.gather(None, track.refresh)
+        return told[-1].done if told else None
+
+    assert in_threads(2, work) == [75, None]
 
 
 def test_a_store_that_is_gone_is_said_in_words() -> None:

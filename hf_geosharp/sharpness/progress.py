@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hf_geosharp.parallel import World
 
@@ -39,6 +40,7 @@ class Track:
     """Every rank does everything, so that its own count is that of all."""
     done: int = 0
     last: Progress | None = None
+    _where: dict[str, Any] = field(default_factory=dict)
 
     @property
     def together(self) -> World:
@@ -56,7 +58,8 @@ class Track:
 
     def stay(self, stage: str, batch: int = 0, step: int = 0) -> None:
         """Leaves a sign of life for the other ranks, and hears whether one has failed."""
-        self.world.tell({"done": self.done, "stage": stage, "batch": batch, "step": step})
+        self._where = {"stage": stage, "batch": batch, "step": step}
+        self.world.tell({"done": self.done, **self._where})
         self.world.poll()
 
     def say(
@@ -70,7 +73,8 @@ class Track:
         self.refresh()
 
     def refresh(self) -> None:
-        """Tells again what was told last, with what the other ranks have done since."""
+        """Tells again what was told last, with what this rank and the others have done since."""
+        self.world.tell({"done": self.done, **self._where})
         if self.tell is not None and self.last is not None:
             self.tell(replace(self.last, done=min(self._of_all(), self.total)))
 

@@ -178,7 +178,8 @@ class Runner:
         """What is done of these; one rank counts it."""
         known = self.ledger.known(jobs)
         if self.track.shared or self.track.world.leads:
-            self.track.done += self.settings.evaluations * sum(len(o.scores) for o in known)
+            radii = (len(o.scores) or len(self._settings_of(o.job).radii) for o in known)
+            self.track.done += self.settings.evaluations * sum(radii)
         return known
 
     def _outcomes(self, jobs: Sequence[Job], ahead: Ahead | None = None) -> list[Outcome]:

@@ -530,6 +530,15 @@ def test_a_skipped_batch_in_a_journal_stays_skipped_only_where_it_is_wanted(tmp_
         adaptive(1, output=tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore::hf_geosharp.errors.GeosharpWarning")
+def test_a_batch_that_an_earlier_run_skipped_counts_as_done(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": points(1, count=4), "on_nan": "skip", "baselines": ()}
+    killed_after(3, tmp_path, **options)
+    told: list[Any] = []
+    run(tmp_path, progress=told.append, **options)
+    assert told[-1].done == told[-1].total
+
+
 # ---------------------------------------------------------------------------------------------------------- the pieces
 
 
