@@ -170,7 +170,7 @@ def _result(
     """The record of a score."""
     settings, runs, reproducible = measured.settings, measured.runs, measured.reproducible
     radii, paired = settings.radii, settings.geometry.paired
-    curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(set(radii))]
+    curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(radii)]
     head = next(c for c in curve if c.rho == radii[0])
     return SharpnessResult(
         geodesic_sharpness=head.geodesic_sharpness,

@@ -259,7 +259,7 @@ class Runner:
         scores: list[tuple[float, BatchScore]] = []
         share: dict[str, float] = {}
         profile: Profile | None = None
-        for rho in sorted(set(settings.radii)):
+        for rho in sorted(settings.radii):
             done = self.track.done
             score = self._at(ball, job, rho)
             # The passes at the starts, and the steps that were not needed.

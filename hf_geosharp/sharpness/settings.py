@@ -156,8 +156,8 @@ class Settings:
 
     @property
     def radii(self) -> tuple[float, ...]:
-        """The radii asked for, or the metric's default."""
-        return self.rho or (METRICS[self.metric].rho,)
+        """The radii asked for, each once, or the metric's default."""
+        return tuple(dict.fromkeys(self.rho)) or (METRICS[self.metric].rho,)
 
     @property
     def first(self) -> tuple[str, int]:
