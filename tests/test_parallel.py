@@ -438,6 +438,7 @@ CASES: dict[str, dict[str, Any]] = {
     "micro-batches": {"micro_batch": 4},
     "one batch": {"count": 1},
     "parts and a profile": {"per": "kind", "profile": True, "count": 2, "steps": 2},
+    "rough balls": {"rho": [2.0, 1.0], "steps": 14, "count": 2},
 }
 
 
@@ -475,6 +476,7 @@ def test_any_number_of_ranks_gives_the_same(size: int, alone: dict[str, Any]) ->
         assert found["batches"] == alone["batches"]
     # Batches of 7, 6 and fewer rows in parts: the same on all ranks, and to 1e-6 of what one process finds.
     assert all(found["samples"] == ranks[0]["samples"] for found in ranks)
+    assert all(batch["rough"] for batch in alone["batches"]["rough balls"]["per_batch"])
     for name, expected in alone["samples"].items():
         found = ranks[0]["samples"][name]
         # Language models take their loss in float32 whatever they are: a millionth of it is its rounding.

@@ -257,6 +257,7 @@ CASES: dict[str, dict[str, Any]] = {
     "micro-batches": {"micro_batch": 2, "metric": "mix"},
     "fewer samples than ranks": {"size": 1, "steps": 2},
     "apgd": {"ascent": "apgd", "gradient_checkpointing": True},
+    "rough balls": {"rho": 2.0, "steps": 14},
     "profile": {"profile": True, "steps": 2},
     "no symmetries": {"metric": "euclidean", "steps": 2},
     "half precision": {"dtype": "float64", "half": True, "steps": 2},
