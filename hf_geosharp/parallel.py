@@ -270,7 +270,9 @@ class World:
             yield
         except RuntimeError as error:
             self.poll(now=True)
-            raise WorldError(f"{what} over {self.size} processes failed: {first_line(error)}") from error
+            words = [f"rank {r}: {_worded(w)}" for r, w in enumerate(self.heard()) if w is not None and r != self.rank]
+            last = f" (last words: {'; '.join(words)})" if words else ""
+            raise WorldError(f"{what} over {self.size} processes failed: {first_line(error)}{last}") from error
 
     # ----------------------------------------------------------------------------------------- signs of life
 

@@ -388,6 +388,23 @@ def test_a_store_that_is_gone_is_said_in_words() -> None:
         World(0, 2, Gone()).gather(1)
 
 
+def test_where_tensors_cannot_be_summed_it_is_said_how_far_the_others_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer\nstack of C++")
+
+    monkeypatch.setattr(dist, "all_reduce", fails)
+
+    def work(world: World) -> None:
+        world.tell({"batch": 3 + world.rank})
+        world.barrier()
+        if world.leads:
+            world.add_([torch.zeros(2)])
+        world.barrier()
+
+    told = "summing over 2 processes failed: Connection closed by peer (last words: rank 1: batch 4)"
+    assert [str(error) for error in in_threads(2, work)] == [told, f"rank 0: {told}"]
+
+
 def test_only_rank_0_warns() -> None:
     import warnings
 
