@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import datasets
 import pytest
 import torch
@@ -462,3 +464,42 @@ def test_the_check_of_next_tokens_runs_experts_in_double_precision():
     model = AutoModelForCausalLM.from_config(tiny.build("mixtral").config).double().eval()
     ids = torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     check_next_token(model, {"input_ids": ids, "labels": ids.clone(), "_weights": torch.ones(2)})
+
+
+def warned(texts, processor=None, model_class="BertForSequenceClassification", **options):
+    """The warnings about 12 rows of these texts."""
+    import transformers
+
+    data = datasets.Dataset.from_dict({"text": texts * (12 // len(texts)), "label": [0, 1] * 6})
+    live = getattr(transformers, model_class)(bert_config(is_decoder=model_class == "BertLMHeadModel")).eval()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        batches_from(data, live, processor=processor or make_tokenizer(), **{**SIZES, **options})
+    return [str(warning.message) for warning in seen if warning.category is GeosharpWarning]
+
+
+def test_texts_that_the_tokenizer_does_not_know_are_told():
+    (message,) = warned(["Good film", "a BAD plot", "the cast is fun"])
+    assert "does not know 22% of the words" in message
+    assert "[UNK]" in message
+    (message,) = warned(["Good film", "a BAD plot", "the cast is fun"], model_class="BertForMaskedLM")
+    assert "does not know" in message
+    # One in eleven is a rare word.
+    assert warned(["good film , a bad plot", "the cast is fun is it"]) == []
+
+
+def test_texts_without_a_word_are_told_and_masks_are_words():
+    (message,) = warned(["good film", "", "a bad plot", "the cast is fun"])
+    assert "3 of the 12 texts" in message
+    strange, blank = warned(["good film", "Nonesuch", "a bad plot", "the cast"])
+    assert "12%" in strange
+    assert "3 of the 12 texts" in blank
+    # A language model has such texts left out.
+    left = warned(["good", "", "bad", ""], model_class="BertForMaskedLM", samples=4, batch_size=2)
+    assert not any("no word" in message for message in left)
+
+
+def test_an_unknown_token_that_is_the_end_too_is_no_unknown_word():
+    tokenizer = make_tokenizer()
+    tokenizer.unk_token = tokenizer.sep_token
+    assert warned(["good film", "a bad plot"], tokenizer) == []
