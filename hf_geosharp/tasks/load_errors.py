@@ -12,6 +12,8 @@ _WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 
+_LFS_POINTER = b"version https://git-lfs"
+
 
 def load_error(source: Source, error: Exception, trusted: bool, *, weights: bool = True) -> GeosharpError:
     """What to tell of a failure to load; ``weights`` says whether weights were needed at all."""
@@ -32,7 +34,25 @@ def load_error(source: Source, error: Exception, trusted: bool, *, weights: bool
             f"{source.id} has a config.json but no weights ({' or '.join(_WEIGHT_FILES)}): save them next to it. The "
             "symmetries of the architecture need no weights: hf-geosharp inspect --random-init."
         )
+    pointers = _pointers(source) if weights else []
+    if pointers:
+        return ModelError(
+            f"{source.id}: Git LFS has left pointers in place of the weights ({', '.join(pointers)}). "
+            "Run `git lfs pull` in the folder."
+        )
     return ModelError(f"{source.id} does not load: {type(error).__name__}: {text or 'no message'}")
+
+
+def _pointers(source: Source) -> list[str]:
+    """The files of weights of which a clone without Git LFS has only the pointers."""
+    files = sorted(source.folder.iterdir()) if source.folder is not None else []
+    found = []
+    for path in files:
+        if path.suffix in (".safetensors", ".bin") and path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                    found.append(path.name)
+    return found
 
 
 def needs_code(source: Source) -> ModelError:

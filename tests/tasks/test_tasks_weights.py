@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from hf_geosharp.errors import GeosharpWarning, ModelError
@@ -31,4 +33,16 @@ def test_a_missing_head_is_an_error_unless_allowed(mlm_folder):
 def test_weights_that_do_not_fit_the_config(bert_folder):
     edit_config(bert_folder, id2label={str(i): str(i) for i in range(5)}, label2id={str(i): i for i in range(5)})
     with pytest.raises(ModelError, match=r"shapes.*classifier\.bias"):
+        load(bert_folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_pointers_of_git_lfs_are_named(bert_folder, name):
+    """What `git clone` leaves in place of large files where Git LFS is not installed."""
+    (bert_folder / "model.safetensors").unlink()
+    (bert_folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    if "of" in name:
+        index = {"metadata": {}, "weight_map": {"classifier.weight": name}}
+        (bert_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=rf"pointers .*\({name}\).*git lfs pull"):
         load(bert_folder)
