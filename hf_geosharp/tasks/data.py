@@ -28,6 +28,9 @@ _SHIPPED_ID = "shipped text"
 
 _MOST_OF_A_CAUSE = 300
 
+_ROW_NAMES = "__index_level_0__"
+"""The column that fields become for which the first line of a csv file has no name."""
+
 # load_dataset takes no path of a single file, so the extension names the builder.
 _BUILDERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     ".csv": ("csv", {}),
@@ -278,6 +281,13 @@ def _open_built(request: _Request, path: Path) -> tuple[datasets.Dataset, str, s
     builder = datasets.load_dataset_builder(kind, name=request.config, **options)
     builder.download_and_prepare()
     split = _pick_split(request, list(builder.info.splits or {}))
+    if builder.name == "csv" and _ROW_NAMES in (builder.info.features or {}):
+        warnings.warn(
+            f"The rows of {request.id} have more fields than its first line has names: the first are taken for the "
+            "names of the rows. If a text holds commas, put it in quotes.",
+            GeosharpWarning,
+            stacklevel=5,
+        )
     on_hub = not path.exists() and re.fullmatch("[0-9a-f]{40}", str(builder.hash))
     return builder.as_dataset(split=split), split, str(builder.hash) if on_hub else None
 
@@ -363,8 +373,19 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
             "or HF_DATASETS_CACHE to a folder that can be written."
         )
     if isinstance(error, DatasetGenerationError):
-        return DataError(f"{request.id} cannot be read: {text} {_cause(error)}".rstrip())
+        return DataError(f"{request.id} cannot be read: {text} {_cause(error)} {_advice(error.__cause__)}".rstrip())
     return DataError(f"{request.id} cannot be read: {type(error).__name__}: {text}")
+
+
+def _advice(cause: BaseException | None) -> str:
+    """What to do about a file that cannot be read, where that is known."""
+    from pandas.errors import ParserError
+
+    if isinstance(cause, UnicodeDecodeError):
+        return "Save the file as UTF-8."
+    if isinstance(cause, ParserError):
+        return "Fields are separated by commas in a .csv file, by tabs in a .tsv file; quote those that hold any."
+    return ""
 
 
 def _cause(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,14 +27,18 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Silences datasets' bars where stderr is not a terminal."""
+    """Silences datasets' bars where stderr is not a terminal, and what its readers log of errors that they raise."""
     import datasets
 
+    readers = logging.getLogger("datasets.packaged_modules")
+    level = readers.level
+    readers.setLevel(logging.CRITICAL)
     silenced = not sys.stderr.isatty() and not datasets.are_progress_bars_disabled()
     if silenced:
         datasets.disable_progress_bars()
     try:
         yield
     finally:
+        readers.setLevel(level)
         if silenced:
             datasets.enable_progress_bars()

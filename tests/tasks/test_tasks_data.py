@@ -131,6 +131,26 @@ def test_files_of_several_kinds_are_told(tmp_path):
         load(tmp_path)
 
 
+def test_fields_without_a_name_are_told(tmp_path):
+    """The first field of each row becomes the row's name, so "text" holds what stands behind the first comma."""
+    (tmp_path / "rows.csv").write_text("text,label\nfine, if long,1\ndull, so dull,0\n")
+    for place in (tmp_path / "rows.csv", tmp_path):
+        with pytest.warns(GeosharpWarning, match=r"more fields than its first line has names.*quotes"):
+            dataset, _ = load(place)
+        assert dataset["text"][:] == [" if long", " so dull"]
+
+
+def test_files_that_cannot_be_read_come_with_advice(tmp_path, capfd):
+    (tmp_path / "latin.csv").write_bytes("text,label\ncaf\xe9,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="Save the file as UTF-8"):
+        load(tmp_path / "latin.csv")
+    (tmp_path / "semicolons.csv").write_text("text;label\nfine;1\ndull, long, and old;0\n")
+    with pytest.raises(DataError, match=r"separated by commas in a \.csv file"):
+        load(tmp_path / "semicolons.csv")
+    # The library logs them too.
+    assert "Failed to read" not in capfd.readouterr().err
+
+
 def test_scripts_are_not_run(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.py").write_text("raise SystemExit('ran')")
