@@ -225,9 +225,9 @@ def _encoder(
         raise UsageError(f"The share of masked tokens is {mlm_probability}; it must lie between 0 and 1.")
     chosen = choose(dataset, task, overrides, need_label=with_labels)
     if loaded.processor is None:
-        kind = "tokenizer" if task.modality == "text" else "image processor"
+        kind, article = ("tokenizer", "a") if task.modality == "text" else ("image processor", "an")
         raise ModelError(
-            f"The model comes without a {kind} that loads ({loaded.processor_error or 'none was passed'}). "
+            f"The model comes without {article} {kind} that loads ({loaded.processor_error or 'none was passed'}). "
             f"Save the {kind} into the model's folder."
         )
     rule = None
@@ -259,6 +259,8 @@ def _check_length(max_length: int, loaded: LoadedModel, *, pairs: bool) -> None:
         raise UsageError(f"max_length applies to texts, but the task {loaded.task.name} has none")
     if max_length < 1:
         raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
+    if max_length == 1 and loaded.task.shifted:
+        raise UsageError("max_length is 1, and a causal language model predicts from the second token on")
     added = getattr(loaded.processor, "num_special_tokens_to_add", None)
     special = added(pair=pairs) if added is not None else 0
     if max_length <= special:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_geosharp.errors import DataError, ModelError
+from hf_geosharp.errors import DataError, ModelError, first_line
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import IGNORED, Task
 from hf_geosharp.tasks.labels import LabelRule, convert_labels
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Sample = dict[str, Any]
 """One encoded row: lists of ids, a pixel array, ``labels``; what the model's forward takes, without the batch."""
+
+_DEEP = ("I", "F")
+"""How the modes of Pillow begin that have more than 8 bits a value."""
 
 LM_LENGTH = 128
 """Tokens a text is cut to for language models, unless told otherwise."""
@@ -151,10 +154,25 @@ def _encode_image(encoder: Encoder, rows: Mapping[str, Sequence[Any]], numbers: 
     column = str(encoder.columns.image)
     channels = _channels(encoder.config)
     images = [_pixels(image, channels, column, row) for image, row in zip(rows[column], numbers, strict=True)]
-    # Said explicitly: a grey image of 3 rows looks like colour channels.
-    encoded = encoder.processor(images=images, return_tensors="pt", input_data_format="channels_last")
+    try:
+        # Said explicitly: a grey image of 3 rows looks like colour channels.
+        encoded = encoder.processor(images=images, return_tensors="pt", input_data_format="channels_last")
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise _not_processed(images, column, error) from error
     samples = [{"pixel_values": pixels} for pixels in encoded["pixel_values"]]
     return _labelled(samples, _labels(encoder, rows, numbers))
+
+
+def _not_processed(images: Sequence[np.ndarray[Any, Any]], column: str, error: Exception) -> DataError:
+    sizes = sorted({image.shape[:2] for image in images})
+    if len(sizes) == 1:
+        return DataError(f"The image processor fails on the images of column {column!r}: {first_line(error)}")
+    (height, width), (last_height, last_width) = sizes[0], sizes[-1]
+    return DataError(
+        f"The images of column {column!r} have {len(sizes)} sizes ({height} x {width} and {last_height} x {last_width} "
+        "pixels among them), and the image processor does not bring them to one: resize them to what the model takes, "
+        f"or set do_resize and size in its preprocessor_config.json. ({first_line(error)})"
+    )
 
 
 def _channels(config: Any) -> int:
@@ -169,10 +187,16 @@ def _pixels(image: Any, channels: int, column: str, row: int) -> np.ndarray[Any,
     """An image of 8 bits as (height, width, channels), grey or colour as the model wants it."""
     from PIL import Image
 
-    if not isinstance(image, Image.Image):
+    is_image = isinstance(image, Image.Image)
+    if not is_image or image.mode.startswith(_DEEP):
         array = np.asarray(image)
         # Fractions, or more than 8 bits, would be cut off without a word.
         if array.dtype.kind not in "iu" or array.ndim not in (2, 3) or array.min() < 0 or array.max() > 255:
+            if is_image:
+                raise DataError(
+                    f"Column {column!r}, row {row} holds an image of more than 8 bits (mode {image.mode}, values "
+                    f"{array.min():g} to {array.max():g}), which would be cut off at 255. Convert them to 8 bits."
+                )
             raise DataError(
                 f"Column {column!r}, row {row} holds a {type(image).__name__}, not an image. Name the image column "
                 "with --image-column (in Python, columns=Columns(image=...)); arrays must be (height, width) or "

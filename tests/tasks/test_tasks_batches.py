@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -471,7 +472,7 @@ def warned(texts, processor=None, model_class="BertForSequenceClassification", *
     import transformers
 
     data = datasets.Dataset.from_dict({"text": texts * (12 // len(texts)), "label": [0, 1] * 6})
-    live = getattr(transformers, model_class)(bert_config(is_decoder=model_class == "BertLMHeadModel")).eval()
+    live = getattr(transformers, model_class)(bert_config()).eval()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         batches_from(data, live, processor=processor or make_tokenizer(), **{**SIZES, **options})
@@ -503,3 +504,40 @@ def test_an_unknown_token_that_is_the_end_too_is_no_unknown_word():
     tokenizer = make_tokenizer()
     tokenizer.unk_token = tokenizer.sep_token
     assert warned(["good film", "a bad plot"], tokenizer) == []
+
+
+def test_images_of_more_than_8_bits_are_refused(vit_folder):
+    """Pillow cuts them off at 255: nearly all of a 16 bit image would be white."""
+    from PIL import Image
+
+    loaded = load_model(vit_folder, device="cpu")
+    values = np.full((8, 8), 100)
+
+    def batches(image):
+        rows = {"image": [image] * 4, "label": ["0", "1", "2", "0"]}
+        rows = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+        return batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)[0]
+
+    plain = batches(Image.fromarray(values.astype(np.uint8)))
+    for kind in (np.uint16, np.int32):
+        fits = batches(Image.fromarray(values.astype(kind)))
+        assert torch.equal(fits[0]["pixel_values"], plain[0]["pixel_values"])
+        with pytest.raises(DataError, match=r"'image', row \d holds an image of more than 8 bits .*1000"):
+            batches(Image.fromarray((values * 10).astype(kind)))
+
+
+def test_images_of_several_sizes_that_are_not_resized_are_told(vit_folder):
+    loaded = load_model(vit_folder, device="cpu")
+    loaded.processor.do_resize = False
+    images = [np.zeros((8, 8), dtype=np.uint8).tolist(), np.zeros((8, 10), dtype=np.uint8).tolist()]
+    rows = datasets.Dataset.from_dict({"image": images * 2, "label": ["0", "1", "2", "0"]})
+    with pytest.raises(DataError, match=r"2 sizes \(8 x 8 and 8 x 10 pixels among them\).*do_resize"):
+        batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
+
+
+def test_one_token_is_too_short_for_a_causal_model():
+    from transformers import BertLMHeadModel
+
+    causal = BertLMHeadModel(bert_config(is_decoder=True)).eval()
+    with pytest.raises(UsageError, match="from the second token on"):
+        batches_from(TEXTS, causal, processor=make_tokenizer("t5"), max_length=1, **SIZES)
