@@ -225,16 +225,16 @@ _measure_options = _together(
         default="auto",
         show_default=True,
         help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD, and "
-        "takes all steps; 'auto' is secant and, where that has not converged after 12 steps, Auto-PGD with three times "
-        "--steps, unless these are 13 or fewer.",
+        "takes all --steps; 'auto' is secant, and in rough balls, where it has not converged after 12 steps, Auto-PGD "
+        "as well.",
     ),
     click.option(
         "--steps",
         type=click.IntRange(min=1),
         default=20,
         show_default=True,
-        help="Ascent steps in each ball: at most so many of 'secant', as many of 'apgd', three times as many in balls "
-        "that are rough to 'auto'; or number of draws with --average.",
+        help="The most ascent steps in each ball; Auto-PGD takes them all, and in rough balls three times as many (13 "
+        "or fewer leave out this second search). With --average: the number of draws.",
     ),
     click.option(
         "--starts",
