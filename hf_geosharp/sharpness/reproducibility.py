@@ -48,6 +48,7 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
     """The batch with the largest value, and the same run again from weights moved a little, at every radius.
 
     A value repeats if both agree, and if it is so much larger than the ``rounding`` of its loss that this could differ.
+    Where they differ by what it makes in so many places, it is to blame, and not a loss that is rough.
     """
     index, nudge = before.job.batch, NUDGE[dtype]
     if after.skipped is not None:
@@ -65,7 +66,7 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
             continue
         if score.stopped == "lost":
             note = f"the score at rho {rho:g} is not a measurement: no finite loss above that at the weights was found"
-        elif max(first, value) < least:
+        elif max(first, value) < least or (spread > AGREEMENT and abs(value - first) < least):
             note = (
                 f"the score at rho {rho:g} is not reproducible: batch {index} rises by {first:.2g}, where rounding of "
                 f"the loss makes {rounding:.1g}; use a larger radius, or float64 if the model computes in it"

@@ -109,7 +109,7 @@ def secant(
     slope = rho * math.sqrt(squares[1])
     if not math.isfinite(slope):
         g, squares = space.zeros(), (squares[0], 0.0)
-    walk = _Walk(space, rho, u, loss, g, squares)
+    walk = _Walk(space, rho, u, loss, g, squares, 1.0 if stationary else 0.0)
     walk.finite = math.isfinite(slope)
     # At a stationary point rounding must not choose the way: a seeded direction is the same for equal functions.
     walk.lost = (stationary and start is None) or not rounding(space, max(1.0, abs(loss))) < slope
@@ -147,9 +147,12 @@ class _Walk:
     """The best point with its loss and gradient, and what is known of the loss around it."""
 
     def __init__(
-        self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent, squares: tuple[float, float]
-    ) -> None:
+        self, space: Space, rho: float, u: Tangent, loss: float, g: Tangent, squares: tuple[float, float],
+        size: float = 0.0,
+    ) -> None:  # fmt: skip
         self.space, self.rho = space, rho
+        self._noise = NOISE * torch.finfo(space.dtype).eps * size
+        """What rounding makes of a loss whose terms are of this size, however small it is."""
         self.u, self.loss, self.g = u, loss, g
         self._squares = squares
         """⟨u, u⟩ and ⟨g, g⟩."""
@@ -270,7 +273,9 @@ class _Walk:
             self._longest = SHRINK * self._length
             self._sigma = max(4 * self._sigma, 2 * self.space.norm(self.g) / self.rho)
             return False
-        exact = 2 * (self._promised - rise) / self._length**2
+        # Rounding is no word that the model has broken.
+        short = self._promised - rise if abs(self._promised - rise) > self._noise else 0.0
+        exact = 2 * short / self._length**2
         if rise > 0:
             most = max(4 * self._sigma, 0.0) or math.inf
             self._sigma = max(RELEASE * self._sigma, min(exact, most), 0.0)
@@ -313,4 +318,5 @@ class _Walk:
             gram[i, j] = gram[j, i] = product
         gram[0, 0], gram[1, 1] = self._squares
         limit = max(1e-10, 100 * torch.finfo(self.space.dtype).eps)
-        return Quadratic(vectors, gram, limit, None if self._last is None else self._last.loss, self.noise)
+        noise = max(self.noise, self._noise)
+        return Quadratic(vectors, gram, limit, None if self._last is None else self._last.loss, noise)

@@ -17,8 +17,10 @@ from hf_geosharp import SharpnessResult, score
 from hf_geosharp.comparable import Named, check_comparable
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.scoring import make_twin
+from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
-from hf_geosharp.sharpness.result import mean_with_error, student_quantile, unit_of
+from hf_geosharp.sharpness.reproducibility import compared
+from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
 from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 
@@ -452,6 +454,18 @@ def test_a_score_that_rounding_of_the_loss_makes_is_none(model: Any, data: Any, 
     result = score(model(), data, steps=3, **options)
     assert result.reproducible.ok is False
     assert any("rounding of the loss makes" in w and "use a larger radius" in w for w in result.warnings)
+
+
+@pytest.mark.parametrize(("second", "advice"), [(1.6e-5, "use a larger radius"), (8e-5, "use a smaller radius")])
+def test_runs_that_differ_by_what_rounding_makes_ask_for_a_larger_radius(second: float, advice: str) -> None:
+    """Above a hundred roundings too, and however much it is of the score; what they differ by more is a rough loss."""
+
+    def run(value: float) -> Outcome:
+        return Outcome(Job("score", 0), 0.5, ((0.1, BatchScore(0, 0.5, value, 5, True)),))
+
+    note = compared(run(1.2e-5), run(second), torch.float32, rounding=1e-7)[0.1].note
+    assert note is not None
+    assert advice in note
 
 
 def test_a_climb_that_found_no_finite_loss_is_not_said_to_repeat() -> None:

@@ -351,6 +351,26 @@ def test_rounding_does_not_choose_the_way_from_a_stationary_point(dtype: torch.d
     assert climb(1).rise == pytest.approx(climb(2).rise, rel=1000 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_minimum_is_left_where_rounding_hides_the_rise_of_the_first_step(seed: int) -> None:
+    """A divergence from the model's own output in single precision: the gradients tell what its values do not yet.
+
+    A random step raises it by 1e-8, the largest rise is 5e-5, and its values are off by about one rounding.
+    """
+    n, top = 4000, 5e-5
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(n, generator=generator)
+    direction /= direction.norm()
+    errors = torch.finfo(torch.float32).eps * torch.randn(100, generator=generator)
+    passes = iter(errors)
+
+    def divergence(u: Tensor) -> Tensor:
+        return top * (direction @ u) ** 2 + next(passes)
+
+    climb = secant(plain_space(n, dtype=torch.float32), Counted(divergence), 1.0, 13, stationary=True)
+    assert climb.rise == pytest.approx(top, rel=0.02)
+
+
 def test_it_survives_points_without_a_finite_value_and_says_so() -> None:
     def f(u: Tensor) -> Tensor:
         return torch.where(u[0] > 0.5, math.nan, 1.0) * (u[0] + 0.1 * u[1])
