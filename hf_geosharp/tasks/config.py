@@ -101,7 +101,8 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
     if found is None:
         raise UnsupportedModelError(
             f"{source.id} is a {architectures[0]}, which does none of the tasks that can be scored: {task_names()}. "
-            "If its weights have such a head nevertheless, name it with task (--task)."
+            "If its weights have such a head nevertheless, name it with task (--task). From Python, hf_geosharp.score "
+            "takes any model that returns a loss, with batches of your own."
         )
     return found
 

@@ -379,11 +379,9 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
 
 def _advice(cause: BaseException | None) -> str:
     """What to do about a file that cannot be read, where that is known."""
-    from pandas.errors import ParserError
-
     if isinstance(cause, UnicodeDecodeError):
         return "Save the file as UTF-8."
-    if isinstance(cause, ParserError):
+    if type(cause).__name__ == "ParserError":
         return "Fields are separated by commas in a .csv file, by tabs in a .tsv file; quote those that hold any."
     return ""
 

@@ -113,12 +113,12 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
         raise DataError(
             f"The label is -1 ({where}); allowed is 0 to {rule.classes - 1}. This split has no labels, as is "
             "common for test splits: choose another split (--split), or score without labels: labels 'model' (--labels "
-            "model)."
+            "model). If it stands for a class, map the labels with label_map (--label-map)."
         )
     if not 0 <= label < rule.classes:
         raise DataError(
             f"The label {value!r} ({where}) is out of range: the model has num_labels = {rule.classes}, "
-            f"so allowed is 0 to {rule.classes - 1}."
+            f"so allowed is 0 to {rule.classes - 1}. {_HINT}"
         )
     return label
 

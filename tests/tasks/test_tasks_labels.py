@@ -59,7 +59,8 @@ def test_a_label_map():
 @pytest.mark.parametrize(
     ("values", "feature", "config", "culprit"),
     [
-        ([0, -1], Value("int64"), NAMED, r"-1 \(column 'label', row 11\).*0 to 1.*no labels"),
+        ([0, -1], Value("int64"), NAMED, r"-1 \(column 'label', row 11\).*0 to 1.*no labels.*--label-map"),
+        ([1, 2], Value("int64"), NAMED, r"2 \(column 'label', row 11\) is out of range.*0 to 1.*--label-map"),
         ([0, -1], ClassLabel(names=["negative", "positive"]), NAMED, r"-1 .*row 11"),
         ([2], Value("int64"), NAMED, r"2 .*row 10.*num_labels = 2.*0 to 1"),
         ([None], Value("int64"), NAMED, r"missing.*row 10"),
@@ -80,3 +81,7 @@ def test_labels_that_do_not_fit(values, feature, config, culprit):
 def test_several_labels_a_sample():
     with pytest.raises(DataError, match="multi-label"):
         convert([0], Value("int64"), model("a", "b", problem_type="multi_label_classification"))
+
+
+def test_a_class_that_is_called_minus_one_can_be_mapped():
+    assert convert([-1, 1], Value("int64"), NAMED, {"-1": 0, "1": 1}) == [0, 1]
