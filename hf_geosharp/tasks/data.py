@@ -373,7 +373,9 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
             "or HF_DATASETS_CACHE to a folder that can be written."
         )
     if isinstance(error, DatasetGenerationError):
-        return DataError(f"{request.id} cannot be read: {text} {_cause(error)} {_advice(error.__cause__)}".rstrip())
+        told = f"{request.id} cannot be read: {text} {_cause(error)}".rstrip()
+        advice = _advice(error.__cause__)
+        return DataError(f"{told.removesuffix('.')}. {advice}" if advice else told)
     return DataError(f"{request.id} cannot be read: {type(error).__name__}: {text}")
 
 

@@ -23,7 +23,7 @@ def load_processor(source: Source, task: Task, trust_remote_code: bool) -> tuple
         return None, f"{type(error).__name__}: {str(error).strip()}"
     if task.modality == "text" and len(processor) <= len(processor.all_special_ids):
         # transformers 5 makes an empty tokenizer where there are no files for one.
-        return None, "its tokenizer has no words: the vocabulary file is missing"
+        return None, f"its {type(processor).__name__} has no words: the vocabulary file that it reads is missing"
     return processor, None
 
 
