@@ -80,6 +80,17 @@ def compared(before: Outcome, after: Outcome, dtype: torch.dtype, rounding: floa
     return out
 
 
+def swallowed(runs: Sequence[Outcome], radii: Sequence[float], rounding: float) -> list[str]:
+    """What is told of averages that are no larger than what ``rounding`` of the loss makes of them."""
+    largest = {rho: max(abs(run.at(rho).value) for run in runs) for rho in sorted(set(radii))}
+    return [
+        f"the average at rho {rho:g} is not a measurement: the loss rises by {value:.1g}, where its rounding makes "
+        f"{rounding:.1g}; use a larger radius, or float64 if the model computes in it"
+        for rho, value in largest.items()
+        if value < rounding / AGREEMENT
+    ]
+
+
 def measured(
     checks: Mapping[float, Reproducible], scores: Mapping[float, Sequence[BatchScore]]
 ) -> tuple[dict[float, Reproducible], list[str]]:

@@ -24,7 +24,7 @@ from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, Objective
 from hf_geosharp.sharpness.parts import Batch, Weight, excerpt, on_device, samples, structure
 from hf_geosharp.sharpness.progress import Track
-from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution
+from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution, swallowed
 from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
 from hf_geosharp.sharpness.selection import Selection, selections
 from hf_geosharp.sharpness.settings import Settings
@@ -172,6 +172,8 @@ class Runner:
             {rho: [o.at(rho) for o in runs.outcomes] for rho in settings.radii},
         )
         self.notes += lost
+        if settings.average:
+            self.notes += swallowed(runs.outcomes, settings.radii, rounding)
         return found, {metric: mean_with_error(v)[0] for metric, v in values.items()}
 
     def _resumed(self, jobs: Sequence[Job]) -> list[Outcome]:

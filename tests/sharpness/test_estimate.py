@@ -468,6 +468,17 @@ def test_runs_that_differ_by_what_rounding_makes_ask_for_a_larger_radius(second:
     assert advice in note
 
 
+def test_an_average_that_rounding_of_the_loss_makes_is_told() -> None:
+    """Spread over all weights of a large model a random perturbation hardly moves the loss at the usual radii."""
+    told = [
+        score(bert(), bert_batches(2), average=True, steps=2, rho=[rho, 1.0], dtype=dtype).warnings
+        for rho, dtype in ((1e-4, "float32"), (1e-4, "float64"), (1.0, "float32"))
+    ]
+    lost = [any("average at rho 0.0001 is not a measurement" in w for w in each) for each in told]
+    assert lost == [True, False, False]
+    assert not any("rho 1 " in w for each in told for w in each)
+
+
 def test_a_climb_that_found_no_finite_loss_is_not_said_to_repeat() -> None:
     result = score(bert(), bert_batches(1), steps=3, rho=1e18)
     assert result.per_batch[0].stopped == "lost"
