@@ -151,7 +151,7 @@ class _Walk:
         size: float = 0.0,
     ) -> None:  # fmt: skip
         self.space, self.rho = space, rho
-        self._noise = NOISE * torch.finfo(space.dtype).eps * size
+        self._noise = rounding(space, size)
         """What rounding makes of a loss whose terms are of this size, however small it is."""
         self.u, self.loss, self.g = u, loss, g
         self._squares = squares

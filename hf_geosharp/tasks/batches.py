@@ -310,20 +310,16 @@ def _check_words(samples: Sequence[Sample], tokenizer: Any) -> None:
     ]
     known, strange = (sum(column) for column in zip(*counts, strict=True))
     if strange > _MOST_UNKNOWN * (known + strange):
-        warnings.warn(
+        warn(
             f"The tokenizer does not know {strange / (known + strange):.0%} of the words of the texts "
             f"({tokenizer.unk_token}), so the model cannot read them. Check that the tokenizer is the model's own, "
             "with all its settings (lower case, say), and that the texts are of the kind the model was trained on.",
-            GeosharpWarning,
-            stacklevel=4,
         )
     blank = sum(not count for count, _ in counts)
     if blank:
-        warnings.warn(
+        warn(
             f"{blank} of the {len(samples)} texts hold no word that the tokenizer knows, or are empty: their loss says "
             "nothing about texts. Remove such rows.",
-            GeosharpWarning,
-            stacklevel=4,
         )
 
 

@@ -282,11 +282,10 @@ def _open_built(request: _Request, path: Path) -> tuple[datasets.Dataset, str, s
     builder.download_and_prepare()
     split = _pick_split(request, list(builder.info.splits or {}))
     if builder.name == "csv" and _ROW_NAMES in (builder.info.features or {}):
-        warnings.warn(
+        warn(
             f"The rows of {request.id} have more fields than its first line has names: the first are taken for the "
             "names of the rows. If a text holds commas, put it in quotes.",
-            GeosharpWarning,
-            stacklevel=5,
+            DataWarning,
         )
     on_hub = not path.exists() and re.fullmatch("[0-9a-f]{40}", str(builder.hash))
     return builder.as_dataset(split=split), split, str(builder.hash) if on_hub else None
