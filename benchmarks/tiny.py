@@ -70,7 +70,10 @@ RULES: tuple[tuple[str, Any], ...] = (
     (r"head_dim|d_kv|d_head|head_size|kv_channels|headdim", lambda v: HEAD),
     (r"(key_value|kv).*head|kv_heads|num_query_groups", lambda v: min(v, KEY_HEADS)),
     (r"heads?$|heads_per|n_heads?|num_heads", lambda v: {1: 1, 2: 2}.get(v, HEADS)),
-    (r"queries|num_latents|query_tokens|landmarks|num_query|detection_tokens|num_prompts", lambda v: min(v, 12)),
+    (
+        r"queries|query_num|num_latents|query_tokens|landmarks|num_query|detection_tokens|num_prompts",
+        lambda v: min(v, 12),
+    ),
     (r"feature_levels", lambda v: v),
     (r"(^|_)depths?$|layers?$|_layer$|num_blocks|layers_per|num_hidden_layers", lambda v: min(v, LAYERS)),
     (r"mel|freq|feat_per_channel|n_fft", lambda v: min(v, 16)),

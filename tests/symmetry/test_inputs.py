@@ -35,6 +35,10 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
         "pixel_values": (2, 2, 3, 64, 64), "input_ids": (2, 13), "attention_mask": (2, 13),
         "image_attention_mask": (2, 13, 2),
     },
+    "kosmos-2": {
+        "pixel_values": (2, 3, 64, 64), "input_ids": (2, 12 + 13), "attention_mask": (2, 12 + 13),
+        "image_embeds_position_mask": (2, 12 + 13),
+    },
     "paddleocr_vl_vision": {"pixel_values": (1, 48, 3, 8, 8), "grid_thw": (2, 3)},
 }  # fmt: skip
 """What each kind of model is given, by name and shape."""

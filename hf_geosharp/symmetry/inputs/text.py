@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ CARRIERS = {
 
 KINDS = {"image": 1, "video": 2, "audio": 3}
 """The numbers of their placeholders in ``mm_token_type_ids``."""
+
+MARKS = "image_embeds_position_mask"
+"""The input that says which tokens an image takes the place of."""
 
 CHARACTERS = 1000
 """Vocabulary of a model of text whose configuration names none: it reads characters."""
@@ -91,8 +94,15 @@ def _text(draft: Draft) -> Batch:
     for kind in KINDS:
         if any(n in draft.made for n in CARRIERS[kind]):
             ids, mask, kinds = _insert(draft, kind, ids, mask, kinds)
+    marked = torch.zeros_like(ids)
+    if MARKS in draft.names and draft.made.keys() & {"pixel_values", "flattened_patches"}:
+        # No token stands for the image: a mask says which are replaced.
+        block = ids[:, :1].repeat(1, draft.facts.number("latent_query_num") or 1)
+        blocks = (block, torch.ones_like(block), torch.zeros_like(block), torch.ones_like(block))
+        ids, mask, kinds, marked = _inserted(blocks, ids, mask, kinds, marked)
     draft.sides["tokens"] = ids.shape[1]
-    return {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": kinds, "bbox": _boxes(draft, ids.shape[1])}
+    boxes = _boxes(draft, ids.shape[1])
+    return {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": kinds, "bbox": boxes, MARKS: marked}
 
 
 def _insert(draft: Draft, kind: str, *columns: Tensor) -> tuple[Tensor, ...]:
@@ -104,7 +114,11 @@ def _insert(draft: Draft, kind: str, *columns: Tensor) -> tuple[Tensor, ...]:
     before = draft.facts.number(names, "text") if kind != "audio" else None
     opening = [] if before is None else [before]
     block = torch.tensor([*opening, *[token] * draft.placeholders[kind]]).expand(draft.rows, -1)
-    blocks = (block, torch.ones_like(block), KINDS[kind] * (block == token))
+    return _inserted((block, torch.ones_like(block), KINDS[kind] * (block == token)), *columns)
+
+
+def _inserted(blocks: Sequence[Tensor], *columns: Tensor) -> tuple[Tensor, ...]:
+    """The columns with these after the first token of each row."""
     return tuple(torch.cat([c[:, :1], b, c[:, 1:]], 1) for c, b in zip(columns, blocks, strict=True))
 
 
