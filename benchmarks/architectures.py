@@ -106,7 +106,7 @@ def _gives_nan(model: Any, batch: Any) -> bool:
     from hf_geosharp.symmetry.inputs import call, output_tensors
 
     with torch.no_grad():
-        return any(t.numel() and bool(t.isnan().all()) for t in output_tensors(call(model, batch)))
+        return any(t.numel() and bool(t.isnan().all()) for t in output_tensors(call(model, batch))[:1])
 
 
 def attention_modules(model: Any, batch: Any) -> list[str]:

@@ -482,7 +482,7 @@ def test_names_that_are_no_comparison(world: dict[str, Path]) -> None:
 def test_a_model_against_a_result_of_other_settings(world: dict[str, Path], tmp_path: Path) -> None:
     held = write(tmp_path, "held", result_of("other", [1.0, 2.0], batch_size=8))
     one = str(world["run"] / "checkpoint-10")
-    with pytest.raises(UsageError, match="steps 2 here, 20 in other"):
+    with pytest.raises(UsageError, match="steps 20 in other, 2 here"):
         compare_pretrained([str(held), one], **options(world))
     found = compare_pretrained([str(held), one], force=True, **options(world))
     assert found.forced

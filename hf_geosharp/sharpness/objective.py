@@ -325,7 +325,9 @@ class Objective:
                 if p.grad is not None and p.grad.is_sparse:  # of a lookup that was asked for one
                     p.grad = p.grad.to_dense()
             self.without = {id(p) for p in self.model.parameters() if p.grad is None}
-            if losses and all(id(p) in self.without for p in self.model.parameters() if p.requires_grad):
+            # Of a sharded model there may be no gradient because another rank has failed, which is told in time.
+            whole = self._shards is None
+            if whole and losses and all(id(p) in self.without for p in self.model.parameters() if p.requires_grad):
                 raise ModelError(f"{_INDEPENDENT} does it come from another model?")
         if wanted and self._world.size > 1 and self._shards is None:
             self._world.add_(self._gradients())

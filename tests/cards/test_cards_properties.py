@@ -7,7 +7,7 @@ import os
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hf_geosharp.cards import blockyaml, card, index, section
@@ -114,7 +114,7 @@ def cards(draw: st.DrawFn) -> bytes:
     return draw(st.sampled_from([b"", codecs.BOM_UTF8])) + text.encode()
 
 
-REASONS = ("closes it", "blanks follow", "two lines ---", "not valid YAML")
+REASONS = ("closes it", "blanks follow", "two lines ---", "not valid YAML", "not a mapping of keys to values")
 
 
 def merged(content: bytes) -> bytes | None:
@@ -142,6 +142,7 @@ relaxed = settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[
 
 @relaxed
 @given(cards())
+@example(b"---\n0\n---")
 @pytest.mark.slow
 def test_what_is_not_ours_survives(content: bytes) -> None:
     new = merged(content)

@@ -191,7 +191,8 @@ TABLE: tuple[Row, ...] = (
     *heads("detr", attentions=3 * LAYERS),
     # Self-attentions, and values that are sampled at computed places: in both halves, and in the decoder alone.
     Row("deformable_detr", LAYERS * HEADS * GENERAL, 3 * LAYERS * HEADS * GENERAL),
-    Row("rf_detr", 2 * LAYERS * HEADS * GENERAL, 3 * LAYERS * HEADS * GENERAL),
+    # Its backbone has a layer for each of the four stages that it gives.
+    Row("rf_detr", (4 + LAYERS) * HEADS * GENERAL, (4 + 2 * LAYERS) * HEADS * GENERAL),
 )
 
 UNLIKE = {

@@ -8,7 +8,7 @@ first is taken on which the model runs; the most usual comes first, so that a la
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,8 @@ __all__ = ["TOKENS", "Recipe", "call", "output_tensors", "recipe", "synthetic"]
 TOKENS = 13
 """Tokens of a synthetic sequence, next to those that stand for an image or a recording."""
 
-TRIES = 40
-"""Candidates at most; only models of unusual inputs see more than two."""
+TRIES = 30
+"""Candidates of the same kinds of input at most; only models of unusual inputs see more than two."""
 
 RECOUNTS = 3
 """Times that the number of placeholders may be corrected."""
@@ -91,36 +91,66 @@ def recipe(model: nn.Module, *, rows: int = 2, tokens: int = TOKENS, seed: int =
     # An adapter's wrapper takes anything and hands it on to the model inside.
     model = without_adapter(model)
     draft = Draft(model, rows, tokens, seed)
-    device = next(model.parameters()).device
-    told: Exception | None = None  # of the most likely candidate, as far as its placeholders could be counted
-    tried: set[str] = set()
-    spare: Recipe | None = None
+    search = _Search(model, draft)
     with evaluating(model), torch.no_grad(), the_same_drawn():
-        for nth, parts in enumerate(_candidates(draft)):
-            for _ in range(RECOUNTS):
-                batch = {k: v.to(device) for k, v in draft.make(parts).items()}
-                shapes = str({k: v.shape for k, v in batch.items()})
-                if shapes in tried or len(tried) == TRIES:
-                    break
-                tried.add(shapes)
-                failure = _failure(model, batch)
-                if failure is None:
-                    return Recipe(batch, draft, parts)
-                if isinstance(failure, _NotANumberError):
-                    spare = spare or Recipe(batch, draft, parts)
-                    break
-                told = failure if nth == 0 else told or failure
-                if not recount(draft, model, batch, failure):
-                    break
-    if spare is not None:
-        return spare
+        found = next(filter(None, map(search.among, _candidates(draft))), None) or search.spare
+    if found is not None:
+        return found
     wanted = ", ".join(map(repr, draft.unknown)) or repr(draft.main)
-    reason = f" ({type(told).__name__}: {' '.join(str(told).split())[:300]})" if told else ""
-    raise InputsError(f"cannot make up the input {wanted} of {type(model).__name__}{reason}; pass an example batch")
+    raise InputsError(
+        f"cannot make up the input {wanted} of {type(model).__name__}{search.reason()}; pass an example batch"
+    )
 
 
-def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
-    """Ways to make a batch, the most likely first: all kinds of input together, then fewer."""
+class _Search:
+    """The search for a batch that a model runs on.
+
+    Attributes:
+        spare: the first on which it runs to no avail.
+    """
+
+    def __init__(self, model: nn.Module, draft: Draft) -> None:
+        self.spare: Recipe | None = None
+        self._model, self._draft = model, draft
+        self._device = next(model.parameters()).device
+        self._tried: set[str] = set()
+        self._first: tuple[Part, ...] | None = None
+        self._failure: Exception | None = None
+
+    def among(self, candidates: Iterable[tuple[Part, ...]]) -> Recipe | None:
+        """The first of these that does, if there is one among the first :data:`TRIES`."""
+        last = len(self._tried) + TRIES
+        for parts in candidates:
+            for _ in range(RECOUNTS):
+                batch = {k: v.to(self._device) for k, v in self._draft.make(parts).items()}
+                shapes = str({k: v.shape for k, v in batch.items()})
+                if shapes in self._tried:
+                    break
+                if len(self._tried) == last:
+                    return None
+                self._tried.add(shapes)
+                failure = _failure(self._model, batch)
+                if failure is None:
+                    return Recipe(batch, self._draft, parts)
+                if isinstance(failure, _NotANumberError):
+                    self.spare = self.spare or Recipe(batch, self._draft, parts)
+                    break
+                # Of the most likely candidate, as far as its placeholders could be counted.
+                self._first = self._first or parts
+                if parts is self._first:
+                    self._failure = failure
+                if not recount(self._draft, self._model, batch, failure):
+                    break
+        return None
+
+    def reason(self) -> str:
+        """Why none does, in brackets."""
+        why = self._failure
+        return "" if why is None else f" ({type(why).__name__}: {' '.join(str(why).split())[:300]})"
+
+
+def _candidates(draft: Draft) -> Iterator[Iterable[tuple[Part, ...]]]:
+    """Ways to make a batch, by the kinds of input, the most likely first: all kinds together, then fewer."""
     text, image, sound = texts(draft), images(draft), sounds(draft)
     seen: list[list[list[Part]]] = []
     # Text comes last: it holds places for what the others bring.
@@ -128,12 +158,15 @@ def _candidates(draft: Draft) -> Iterator[tuple[Part, ...]]:
         kinds = [k for k in together if k]
         if kinds and kinds not in seen:
             seen.append(kinds)
-            yield from itertools.product(*kinds, decoders(draft), (usual, only_required, everything_known))
-    yield from ((rest,) for rest in (usual, only_required, everything_known))
+            yield itertools.product(*kinds, decoders(draft), _REST)
+    yield itertools.product(_REST)
+
+
+_REST = (usual, only_required, everything_known)
 
 
 class _NotANumberError(ValueError):
-    """The model runs, and all it gives of some output is NaN: nothing could be seen through it."""
+    """The model runs, and most of what it gives is NaN: nothing could be seen through it."""
 
 
 def _failure(model: nn.Module, batch: Batch) -> Exception | None:
@@ -142,7 +175,8 @@ def _failure(model: nn.Module, batch: Batch) -> Exception | None:
         outputs = output_tensors(call(model, batch))
         if not outputs:
             return ValueError("the model gives no tensors")
-        if any(t.numel() and t.isnan().all() for t in outputs):
+        missing = sum(int(t.isnan().sum()) for t in outputs)
+        if 2 * missing > sum(t.numel() for t in outputs):
             return _NotANumberError("the model gives NaN")
         return None
     except (MemoryError, torch.OutOfMemoryError):

@@ -48,7 +48,7 @@ TABLE: dict[str, tuple[str, str]] = {
 """What such inputs are filled with, and the names or numbers of their sides."""
 
 OPTIONAL = ("visual_feats", "visual_pos", "visual_embeds", "states", "actions", "returns_to_go", "timesteps",
-            "inputs", "global_attention_mask", "image_attention_mask")  # fmt: skip
+            "inputs", "global_attention_mask")  # fmt: skip
 """Inputs that are given although the signature has a default for them: the model does little without."""
 
 INSTEAD = ("inputs_embeds", "hidden_states")
