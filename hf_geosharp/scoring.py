@@ -277,6 +277,7 @@ def score_pretrained(
         if own_data:
             # What ships is the same everywhere, wherever it is installed.
             data_identity["id"] = f"{demos.PREFIX}{demos.base_name(loaded.identity['id'])[0]}"
+            data_identity["chosen"] = "shipped with the demo"
             data_identity.pop("fingerprint", None)
         return estimate(
             prepared.model,

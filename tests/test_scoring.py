@@ -66,6 +66,7 @@ def test_a_copied_demo_scored_from_its_folder_gives_the_same_number(tmp_path: Pa
     assert copied.geodesic_sharpness == shipped.geodesic_sharpness
     assert copied.per_batch == shipped.per_batch
     assert shipped.data["id"] == "demo:digits-vit"
+    assert (shipped.data["chosen"], copied.data["chosen"]) == ("shipped with the demo", "argument")
 
 
 def test_float64_and_float32_agree_on_a_demo() -> None:
