@@ -528,8 +528,11 @@ def test_what_moves_little_enough_needs_no_control() -> None:
     model = build("llama")
     passes = []
     handle = model.register_forward_hook(lambda *_: passes.append(1))
+    verify(model, true_map("llama"), [batch_of("llama")])
+    both = len(passes)
     proof = verify(model, true_map("llama"), [batch_of("llama")], enough=1e-6)
     handle.remove()
     assert proof.deviation is not None
     assert proof.deviation < 1e-6
-    assert (proof.control, proof.claims, len(passes)) == (None, (), 2)
+    # Some versions of the model leave caches behind, which takes passes of their own to see.
+    assert (proof.control, proof.claims, 2 * both - len(passes)) == (None, (), 1)
