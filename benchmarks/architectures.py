@@ -140,7 +140,12 @@ def attention_modules(model: Any, batch: Any) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return list(found)
+    # Modules that share all their weights are one, under two names.
+    modules = dict(model.named_modules(remove_duplicate=False))
+    weights = {name: frozenset(map(id, modules[name].parameters())) for name in found}
+    return [
+        name for i, name in enumerate(found) if not weights[name] or weights[name] not in list(weights.values())[:i]
+    ]
 
 
 def account(symmetries: Any, attentions: list[str]) -> Record:
