@@ -40,6 +40,9 @@ CHUNK = 40
 TOKENS = (19, 23)
 """Lengths of the sequences to find with and to prove on: more than twice a head."""
 
+BUFFER = 1 << 20
+"""Bytes that are written at once: no line is written in two parts, for several processes append to one file."""
+
 STATUS = ("found", "partly", "nothing", "no attention", "does not run", "not buildable", "failed")
 
 Record = dict[str, Any]
@@ -194,7 +197,7 @@ def work(types: list[str], out: Path) -> None:
         raise OutOfTime(f"more than {CPU_SECONDS} s of CPU time")
 
     signal.signal(signal.SIGPROF, out_of_time)
-    with out.open("a") as lines:
+    with out.open("a", buffering=BUFFER) as lines:
         for model_type in types:
             print(json.dumps({"type": model_type, "status": "started"}), file=lines, flush=True)
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS, 5)
@@ -214,7 +217,8 @@ def results(cache: Path) -> dict[str, Record]:
     """The last record of each type."""
     if not cache.exists():
         return {}
-    return {r["type"]: r for r in map(json.loads, cache.read_text().splitlines())}
+    # What follows the last line break is still being written.
+    return {r["type"]: r for r in map(json.loads, cache.read_text().split("\n")[:-1])}
 
 
 def run(types: list[str], cache: Path) -> None:
@@ -237,7 +241,7 @@ def run(types: list[str], cache: Path) -> None:
         for t in left[:CHUNK]:
             if done.get(t, {}).get("status") == "started":
                 how = f"its process ended with {process.returncode}"
-                with cache.open("a") as lines:
+                with cache.open("a", buffering=BUFFER) as lines:
                     print(json.dumps({"type": t, "status": "failed", "reason": how}), file=lines, flush=True)
         left = [t for t in left if results(cache).get(t, {}).get("status", "started") == "started"]
 
