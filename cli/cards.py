@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,10 @@ class Place:
         scored = public_name(identity)
         if self.hub is not None and on_hub(identity):
             return scored if scored.lower() != self.name.lower() else None
-        folder = Path(str(identity.get("id", ""))).expanduser()
-        if self.file is not None and _is_folder(identity) and folder.is_dir():
+        folder = os.path.expanduser(str(identity.get("id") or ""))
+        if self.file is not None and _is_folder(identity) and os.path.isdir(folder):
             # Folders may be called alike and be others, or be the same under two names.
-            return None if folder.samefile(self.file.parent) else str(folder)
+            return None if os.path.samefile(folder, self.file.parent) else folder
         last = _last(scored)
         return last if last and last.lower() != _last(self.name).lower() else None
 
@@ -100,12 +101,16 @@ def _is_demo(identity: Mapping[str, Any]) -> bool:
 
 
 def _is_folder(identity: Mapping[str, Any]) -> bool:
-    """Whether a model was scored in a folder, here or elsewhere; a name with one slash may also be of the Hub."""
+    """Whether a model was scored in a folder, here or elsewhere; a name with one slash may also be of the Hub.
+
+    One that was scored in memory has no revision, and the name of the folder that its training began with.
+    """
     from hf_geosharp.cards.entry import on_hub
     from hf_geosharp.tasks.hub import looks_like_path
 
-    name = str(identity.get("id", ""))
-    return not on_hub(identity) and not _is_demo(identity) and (looks_like_path(name) or Path(name).is_dir())
+    name = str(identity.get("id") or "")
+    stored = "revision" in identity and not on_hub(identity) and not _is_demo(identity)
+    return stored and (looks_like_path(name) or os.path.isdir(name))
 
 
 def _holds_model(folder: Path) -> bool:

@@ -127,6 +127,18 @@ def test_a_score_of_another_folder_needs_to_be_forced(run: Run, model: Path, tmp
     assert "warning: the score is of large-bert" in done.stderr
 
 
+def test_a_score_in_memory_may_be_of_a_model_that_was_saved_elsewhere(run: Run, model: Path, tmp_path: Path) -> None:
+    """It has the name of the folder that its training began with, or none."""
+    (tmp_path / "large-bert").mkdir()
+    for name, said in ((str(tmp_path / "large-bert"), "warning: the score is of large-bert, but"), ("", "")):
+        path = tmp_path / "memory.json"
+        path.write_text(make_result(model={"id": name, "class": "BertModel", "task": None}).to_json())
+        done = run("card", str(model), "--result", str(path))
+        assert done.exit_code == 0
+        assert said in done.stderr
+        assert ("warning" in done.stderr) == bool(said)
+
+
 def test_a_folder_of_the_same_name_elsewhere_is_warned_of_and_one_of_two_names_is_not(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
