@@ -517,11 +517,7 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
     tidied: Batch = {}
     for key, value in batch.items():
         name = _renamed(key, accepted, batch)
-        if isinstance(value, bool) and accepted is not None and name in accepted:
-            # An option of forward: CLIP returns a loss where it is asked for one.
-            tidied[name] = value
-            continue
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, (torch.Tensor, bool)):
             raise DataError(
                 f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out; if these are rows, "
                 "not batches, pass them as a data set (datasets.Dataset.from_list)."
@@ -531,7 +527,8 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
                 f"Batch {number}: the model's forward takes no {key!r}. Leave it out, or call it '_{key}' if only "
                 "your loss reads it."
             )
-        tidied[name] = tidy(value, floating, name == "labels")
+        # A truth value is an option of forward: CLIP returns a loss where it is asked for one.
+        tidied[name] = value if isinstance(value, bool) else tidy(value, floating, name == "labels")
     if _rows(tidied) == 0:
         raise DataError(f"Batch {number} is empty.")
     return tidied

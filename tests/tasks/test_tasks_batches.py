@@ -212,6 +212,24 @@ def test_keys_for_the_loss_only(model):
         batches_from([batch(weights=torch.ones(4))], model)
 
 
+class Wrapper(torch.nn.Module):
+    """Passes all on."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **given):
+        return self.inner(**given)
+
+
+def test_flags_are_taken_as_tensors_are(model):
+    assert batches_from([batch(_weighted=False)], model)[0][0]["_weighted"] is False
+    assert batches_from([batch(output_attentions=True)], Wrapper(model))[0][0]["output_attentions"] is True
+    with pytest.raises(DataError, match="takes no 'weighted'"):
+        batches_from([batch(weighted=True)], model)
+
+
 def test_labels_win_over_a_column_that_is_only_called_like_them(model):
     """As where a data set of a language model keeps the class of its texts."""
     for order in (["label", "labels"], ["labels", "label"]):
