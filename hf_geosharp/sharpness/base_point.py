@@ -145,15 +145,18 @@ class BasePoint:
         The model has its stored weights, and has them afterwards. A loss that runs the model once more is left alone.
 
         Raises:
-            UsageError: it is such a loss.
+            UsageError: it is such a loss, or one that says something else of the same outputs when it is asked again.
         """
         ran: list[nn.Module] = []
 
         def value(outputs: Any) -> float:
             same_random_numbers()
             found = loss(outputs, batch)
-            # What is no tensor is refused where it is scored.
-            return float(found.mean()) if isinstance(found, Tensor) else math.nan
+            # What is no tensor of such numbers is refused where it is scored.
+            return float(found.mean()) if isinstance(found, Tensor) and found.is_floating_point() else math.nan
+
+        def differ(first: float, second: float) -> bool:
+            return abs(second - first) > SAME_LOSS[self.borrowed.dtype] * max(abs(first), LEAST_LOSS)
 
         with torch.no_grad():
             same_random_numbers()
@@ -166,12 +169,19 @@ class BasePoint:
                 handle.remove()
             if ran:
                 return
-            self._move(0, 0.0)
+            again = value(outputs)
+            if differ(before, again):
+                raise UsageError(
+                    f"the loss is {before:.6g}, and {again:.6g} of the same outputs and batch when it is computed "
+                    "again: it depends on what it was given before. Pass a function that keeps nothing from call to "
+                    "call"
+                )
+            self._move(0)
             try:
                 after = value(outputs)
             finally:
                 self._put_back()
-        if abs(after - before) > SAME_LOSS[self.borrowed.dtype] * max(abs(before), LEAST_LOSS):
+        if differ(before, after):
             raise UsageError(
                 f"the loss is {before:.6g}, and {after:.6g} of the same outputs where the weights are moved along the "
                 "model's symmetries: it depends on the weights themselves, as a penalty on them does, and no symmetry "
@@ -187,12 +197,12 @@ class BasePoint:
             self._put_back()
         return noise
 
-    def _move(self, seed: int, little: float) -> None:
+    def _move(self, seed: int, little: float = 0.0) -> None:
         """Moves the weights by that little (relative), and along the pairs' symmetries."""
         pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
         weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for tensor in weights.values():
+            for tensor in weights.values() if little else ():
                 tensor.mul_(1 + little * torch.randn(tensor.shape, generator=generator).to(tensor))
             pairs.move(weights, pairs.random_element(weights, seed, CONDITION))

@@ -394,6 +394,11 @@ class Objective:
                 f"the loss is a {type(loss).__name__}, not a tensor: loss=(outputs, batch) has to return the losses of "
                 "the samples, or their mean, as torch computes them"
             )
+        if not loss.is_floating_point():
+            raise ModelError(
+                f"the loss is a tensor of {str(loss.dtype).removeprefix('torch.')}, which has no gradient: it has to "
+                "be one of floating-point numbers"
+            )
         return loss.mean()
 
     def _fits(self, run: Callable[[], None]) -> bool:

@@ -289,6 +289,28 @@ def test_a_loss_with_a_penalty_on_the_weights_is_refused(symmetries: str) -> Non
     assert result.base_loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_loss_that_remembers_what_it_was_given_is_refused() -> None:
+    """No two values of it compare, and the weights are not to blame."""
+    calls: list[int] = []
+
+    def counted(outputs: Any, batch: Any) -> Tensor:
+        calls.append(1)
+        return outputs.loss * len(calls)
+
+    with pytest.raises(UsageError, match="of the same outputs and batch when it is computed again"):
+        quick(bert(), bert_batches(1), loss=counted)
+
+
+@pytest.mark.parametrize("metric", ["inv", "euclidean"])
+@pytest.mark.parametrize("kind", ["int64", "bool"])
+def test_a_loss_of_whole_numbers_is_refused(kind: str, metric: str) -> None:
+    with pytest.raises(ModelError, match=f"a tensor of {kind}, which has no gradient"):
+        quick(
+            bert(), bert_batches(1), metric=metric,
+            loss=lambda outputs, batch: (outputs.logits.argmax(-1) != batch["labels"]).to(getattr(torch, kind)),
+        )  # fmt: skip
+
+
 def test_a_loss_that_runs_the_model_again_is_scored() -> None:
     model, batches = bert(), bert_batches(1)
     twice = quick(model, batches, loss=lambda outputs, batch: (outputs.loss + model(**batch).loss) / 2)
