@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from hf_geosharp.errors import UsageError
 
 
-def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool, limit: float | None) -> Iterator[str]:
+def advice(
+    args: Any, state: Any, name: str, every: str | int, *, sets: Collection[str] | None, limit: float | None
+) -> Iterator[str]:
     """What to warn of at the beginning of a training.
 
     Args:
         args, state: the Trainer's.
         name: of the value.
         every: when it is measured.
-        attached: whether the callback knows its trainer.
+        sets: the names of the trainer's evaluation sets, where there are several; None if the trainer is not known.
         limit: the share of time that leaves measurements out.
 
     Raises:
         UsageError: the best model is to be chosen by a value that would not be there.
     """
-    if not attached and (args.report_to or every != "evaluate"):
+    if sets is None and (args.report_to or every != "evaluate"):
         yield (
             "the callback is not attached to its trainer: the value is in log_history, but reporters "
             f"({', '.join(args.report_to) or 'none'}) and printed records outside an evaluation do not get it. Use "
@@ -36,7 +38,8 @@ def advice(args: Any, state: Any, name: str, every: str | int, *, attached: bool
         )
     best = args.metric_for_best_model or ""
     # The Trainer puts the prefix there if it is missing, also before the name of one of several evaluation sets.
-    if f"_{best}".endswith(f"_{name}"):
+    bare = best.removeprefix("eval_")
+    if bare == name or (bare.endswith(f"_{name}") if sets is None else bare in {f"{one}_{name}" for one in sets}):
         yield from _choosing(args, best, every, limit)
 
 

@@ -148,9 +148,10 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         """Refuses what cannot work, and chooses the data."""
         self._cost.begin()
         self._measurement = self._known = None
-        for text in advice(
-            args, state, self.name, self.every, attached=self._trainer is not None, limit=self._cost.limit
-        ):
+        sets: Any = None
+        if self._trainer is not None:
+            sets = self._trainer.eval_dataset if isinstance(self._trainer.eval_dataset, dict) else ()
+        for text in advice(args, state, self.name, self.every, sets=sets, limit=self._cost.limit):
             self._say(text)
         with self._cost.spent(measured=False):
             self._measurement = self._prepare(args, state, kwargs["model"], kwargs.get("train_dataloader"))

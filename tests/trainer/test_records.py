@@ -196,6 +196,18 @@ def test_a_metric_of_the_same_name_is_warned_of(tmp_path: Path) -> None:
         assert trained.evaluate()[KEY] == callback.results[0][1].geodesic_sharpness
 
 
+def test_the_best_by_a_longer_name_is_that_of_another(tmp_path: Path) -> None:
+    """A value "sharpness" between evaluations is none of those that "geodesic_sharpness" is chosen by."""
+    for best in ("geodesic_sharpness", "eval_geodesic_sharpness"):
+        trained = trainer(
+            tmp_path, save_strategy="epoch", metric_for_best_model=best, greater_is_better=False, num_train_epochs=1
+        )
+        GeodesicSharpnessCallback(**QUICK).attach(trained)
+        GeodesicSharpnessCallback(**QUICK, name="sharpness", every="epoch").attach(trained)
+        trained.train()
+        assert trained.state.best_metric == evaluations(trained)[0][KEY]
+
+
 def test_two_callbacks_under_two_names(tmp_path: Path) -> None:
     trained = trainer(tmp_path)
     GeodesicSharpnessCallback(**QUICK).attach(trained)
