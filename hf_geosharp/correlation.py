@@ -38,6 +38,8 @@ _MODEL_COLUMN, _VALUE_COLUMN = "model", "value"
 _SHOWN = 8
 # Correlations that differ by no more are equal.
 _ROUNDING = 1e-12
+# The share of bootstrap samples, on one side constant, that leaves an interval of the others none of 95 %.
+_MOST_CONSTANT = 0.05
 # Pairs of models times resamples that are held at once.
 _AT_ONCE = 4_000_000
 
@@ -47,8 +49,9 @@ class Statistic:
     """A correlation over models.
 
     ``interval95`` is the percentile interval over bootstrap samples of the models. It is None if the models are few, if
-    most of the samples have no correlation, for one side is constant in them, or if all have the same. ``p_value`` is
-    two-sided by permutation; ``exact`` says whether all permutations were looked at rather than a random part.
+    more than 5 % of the samples have no correlation, for one side is constant in them, or if all have the same.
+    ``p_value`` is two-sided by permutation; ``exact`` says whether all permutations were looked at rather than a random
+    part.
     """
 
     name: str
@@ -185,7 +188,7 @@ def correlate(
     if without and len(results) >= FEWEST_FOR_INTERVALS:
         notes.append(
             f"no interval for {', '.join(without)}: the bootstrap finds the same correlation in all of its samples, or "
-            "none in most, and so does not tell how far off it may be"
+            "none in many (where all but one or two models are equal, say), and so does not tell how far off it may be"
         )
     return Correlation(
         by=by,
@@ -233,7 +236,8 @@ def _statistic(name: str, x: Array, y: Array, seed: int, resamples: int) -> Stat
     drawn = drawn[np.isfinite(drawn)]
     interval = None
     # A bootstrap that finds the same correlation in every sample knows nothing of how far off it is.
-    if len(x) >= FEWEST_FOR_INTERVALS and 2 * len(drawn) > resamples and np.ptp(drawn) > _ROUNDING:
+    enough = len(drawn) >= (1 - _MOST_CONSTANT) * resamples
+    if len(x) >= FEWEST_FOR_INTERVALS and enough and np.ptp(drawn) > _ROUNDING:
         low, high = np.quantile(drawn, [0.025, 0.975])
         interval = float(low), float(high)
     return Statistic(name, value, interval, float(test.pvalue), exact)
