@@ -91,7 +91,7 @@ def command(
         raise UsageError(f"--push needs the id of a model on the Hub, which {target} is not")
     before = place.read()
     if not dry_run:
-        _check_writing(place, to, [] if result_file is None else [result_file], plot=plot)
+        _check_writing(place, to, [result_file, options["data"]], plot=plot)
     if plot:
         from hf_geosharp import figures
 
@@ -131,7 +131,7 @@ def command(
         cards.write_card(place.file, before, after, quiet)
 
 
-def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[Path], *, plot: bool) -> None:
+def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Path | None], *, plot: bool) -> None:
     """Fail now rather than after a score has been computed.
 
     Raises:

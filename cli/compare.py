@@ -87,8 +87,8 @@ def command(
     target, table = output.JsonTarget(json_target), files.Target("--csv", csv_file)
     if target.is_stdout and table.is_stdout:
         raise click.UsageError("--json - and --csv - cannot be combined: there is only one stdout")
-    target.check(models)
-    table.check(models)
+    for file in (target, table):
+        file.check([options["data"]], models)
     if plot is not None:
         _pictures().check(plot)
     result = _compare(models, rank_by, force, options, quiet=quiet, debug=is_debug(ctx))

@@ -69,7 +69,7 @@ def command(
     --output. Intervals are bootstrapped over models; p-values are computed by permutation.
     """
     json_out = output.JsonTarget(json_target)
-    json_out.check([*results, target])
+    json_out.check([target], results)
     if plot is not None:
         _pictures().check(plot)
     libraries.hush(debug=is_debug(ctx), bars=False)

@@ -12,6 +12,8 @@ from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError, UsageError
 from hf_geosharp.sharpness.journal import RESULT
 
+_Name = str | os.PathLike[str]
+
 
 class Target:
     """The value of an option such as ``--csv``: nothing, '-' for stdout, or a file."""
@@ -21,18 +23,18 @@ class Target:
         self.is_wanted, self.is_stdout = path is not None, path == Path("-")
         self._path = None if path is None or self.is_stdout else atomic.destination(path)
 
-    def check(self, inputs: Iterable[str | os.PathLike[str]] = ()) -> None:
+    def check(self, inputs: Iterable[_Name | None] = (), results: Iterable[_Name] = ()) -> None:
         """Fail now rather than after the work.
 
         Raises:
             GeosharpError: nothing can be written there.
-            UsageError: it is one of the ``inputs``, or the result of one that is a folder.
+            UsageError: it is one of the ``inputs``, or of the ``results``, which may also be in folders of these names.
         """
         if self._path is None:
             return
-        for name in inputs:
-            if self._path in (atomic.destination(name), atomic.destination(Path(name) / RESULT)):
-                raise UsageError(f"{self._option}: {self._path} is an input, which would be lost; choose another file")
+        held = [path for name in results for path in (name, Path(name) / RESULT, *Path(name).glob(f"*/{RESULT}"))]
+        if any(name is not None and self._path == atomic.destination(name) for name in (*inputs, *held)):
+            raise UsageError(f"{self._option}: {self._path} is an input, which would be lost; choose another file")
         if not self._path.parent.is_dir():
             raise GeosharpError(f"{self._option}: there is no folder {self._path.parent}; create it first")
         if self._path.is_dir():

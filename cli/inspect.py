@@ -59,7 +59,7 @@ def command(
     if plot is not None and (options["random_init"] or not options["health"]):
         raise click.UsageError("--plot shows the health of the heads, which --random-init and --no-health leave out")
     target = output.JsonTarget(json_target)
-    target.check()
+    target.check([options["data"], *options["layouts"]])
     if plot is not None:
         _figures().check(plot)
     if model is None:

@@ -50,7 +50,7 @@ def command(
     if output is None and plots is None:
         raise click.UsageError("say where to write: -o report.html (or -o - to print the page), or --plots DIR")
     page = files.Target("-o", None if output is None else Path(output))
-    page.check(results)
+    page.check(results=results)
     libraries.hush(debug=is_debug(ctx), bars=False)
     from hf_geosharp import figures
     from hf_geosharp.report.gather import gather

@@ -51,7 +51,7 @@ def command(
     MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); the default is demo:digits-vit.
     """
     target = output.JsonTarget(json_target)
-    target.check()
+    target.check([options["data"]])
     if launch.wanted(processes):
         ctx.exit(launch.start(ctx, processes))
     world = launch.join(ctx, options["device"], options["timeout"])

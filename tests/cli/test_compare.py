@@ -136,7 +136,7 @@ def test_no_input_is_written_over(run: Run, zoo: list[str], table: str, tmp_path
     (tmp_path / "scores" / "one").mkdir(parents=True)
     folder = write(tmp_path / "scores" / "one", "result", result_of("one", [1.0, 2.0]))
     (tmp_path / "link.json").symlink_to(zoo[0])
-    before = {path: path.read_bytes() for path in (*map(Path, zoo), folder)}
+    before = {path: path.read_bytes() for path in (*map(Path, zoo), folder, Path(table))}
     link = str(tmp_path / "link.json")
     for line in (
         ["compare", *zoo, "--json", zoo[0]],
@@ -146,7 +146,14 @@ def test_no_input_is_written_over(run: Run, zoo: list[str], table: str, tmp_path
         ["report", *zoo, "-o", zoo[4]],
         ["correlate", *zoo, "--target", table, "--json", zoo[1]],
         ["correlate", *zoo, "--target", table, "--json", table],
+        ["compare", *zoo, str(folder.parent.parent), "--csv", str(folder)],
+        ["report", str(folder.parent.parent), "-o", str(folder)],
         ["card", str(tmp_path), "--result", zoo[0], "--to", zoo[0]],
+        ["card", str(tmp_path), "--data", table, "--to", table],
+        ["score", "m", "--data", table, "--json", table],
+        ["inspect", "m", "--data", table, "--json", table],
+        ["inspect", "m", "--layout", zoo[0], "--json", zoo[0]],
+        ["compare", "m", "n", "--data", table, "--csv", table],
     ):
         done = run(*line)
         assert done.exit_code == 2, line
