@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _CHUNK = 256
 """Rows encoded at a time: only as many as are needed are read."""
 
+_NO_FLAGS = ("input_ids", "attention_mask", "labels")
+"""What is read of a batch, as tensors, before a model gets it."""
+
 _MOST_UNKNOWN = 0.1
 """The share of unknown tokens from which the tokenizer is not the model's, or not set up as its own: with lower case,
 say. A cased text has 11 % in the lower-case vocabulary of BERT, one of another domain 2 % in a vocabulary of 4000."""
@@ -517,7 +520,8 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
     tidied: Batch = {}
     for key, value in batch.items():
         name = _renamed(key, accepted, batch)
-        if not isinstance(value, (torch.Tensor, bool)):
+        is_flag = isinstance(value, bool) and name not in _NO_FLAGS
+        if not (is_flag or isinstance(value, torch.Tensor)):
             raise DataError(
                 f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out; if these are rows, "
                 "not batches, pass them as a data set (datasets.Dataset.from_list)."
@@ -528,7 +532,7 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
                 "your loss reads it."
             )
         # A truth value is an option of forward: CLIP returns a loss where it is asked for one.
-        tidied[name] = value if isinstance(value, bool) else tidy(value, floating, name == "labels")
+        tidied[name] = value if is_flag else tidy(value, floating, name == "labels")
     if _rows(tidied) == 0:
         raise DataError(f"Batch {number} is empty.")
     return tidied

@@ -226,6 +226,9 @@ class Wrapper(torch.nn.Module):
 def test_flags_are_taken_as_tensors_are(model):
     assert batches_from([batch(_weighted=False)], model)[0][0]["_weighted"] is False
     assert batches_from([batch(output_attentions=True)], Wrapper(model))[0][0]["output_attentions"] is True
+    for name in ("labels", "label", "attention_mask"):
+        with pytest.raises(DataError, match=f"'{name}' is a bool, not a tensor"):
+            batches_from([{"input_ids": batch()["input_ids"], name: True}], model)
     with pytest.raises(DataError, match="takes no 'weighted'"):
         batches_from([batch(weighted=True)], model)
 
