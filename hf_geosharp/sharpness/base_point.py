@@ -134,8 +134,8 @@ class BasePoint:
         if not self.is_stored_loss(index, base, 10 * self._rounding(index)):
             raise ModelError(
                 f"{told}. They hold on the samples that they were proved on, but not on all of this batch: it may have "
-                "rows that attend to nothing, such as those of left padding. Use symmetries 'paper', which folds "
-                "nothing"
+                "rows that attend to nothing, such as those of left padding, or its loss may read hidden states or "
+                "weights. Use symmetries 'paper', which folds nothing"
             )
         del self.stored[index]
 

@@ -289,6 +289,19 @@ def test_a_loss_with_a_penalty_on_the_weights_is_refused(symmetries: str) -> Non
     assert result.base_loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_loss_of_hidden_states_and_a_head_is_scored_where_nothing_folds() -> None:
+    """A gain folds into the head that reads these states."""
+    model = bert(output_hidden_states=True)
+
+    def headed(outputs: Any, batch: Any) -> Tensor:
+        states = outputs.hidden_states[-1][:, 0]
+        return nn.functional.cross_entropy(states @ model.classifier.weight.T, batch["labels"])
+
+    with pytest.raises(ModelError, match="its loss may read hidden states or weights"):
+        quick(model, bert_batches(1), loss=headed)
+    assert quick(model, bert_batches(1), loss=headed, symmetries="paper").geodesic_sharpness > 0
+
+
 def test_a_loss_that_remembers_what_it_was_given_is_refused() -> None:
     """No two values of it compare, and the weights are not to blame."""
     calls: list[int] = []
