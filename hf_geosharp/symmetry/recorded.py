@@ -24,15 +24,22 @@ class Call:
 
 
 def mapped(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments in which each thing is changed, in lists, tuples and dicts of the same kinds."""
+    """Arguments in which each thing is changed, in lists, tuples and dicts of the same kinds; plain ones if need be."""
     if isinstance(x, (list, tuple)):
         items = [mapped(v, change) for v in x]
-        # A named tuple takes its fields one by one.
-        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+        try:
+            # A named tuple takes its fields one by one.
+            return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+        except TypeError:  # its constructor wants something else
+            return tuple(items) if isinstance(x, tuple) else items
     if isinstance(x, dict):
-        made = copy.copy(x)
-        for key, value in x.items():
-            made[key] = mapped(value, change)
+        changed = {key: mapped(value, change) for key, value in x.items()}
+        try:
+            made = copy.copy(x)
+            for key, value in changed.items():
+                made[key] = value
+        except TypeError:  # it cannot be written to
+            return changed
         return made
     return change(x)
 
