@@ -14,6 +14,7 @@ from hf_geosharp import demos
 from hf_geosharp.cli.errors import say
 from hf_geosharp.cli.files import Target
 from hf_geosharp.errors import CardError, GeosharpError, UsageError
+from hf_geosharp.paths import path_of
 
 if TYPE_CHECKING:
     from hf_geosharp.cards.push import Hub
@@ -129,7 +130,7 @@ def find_local(target: str) -> Place | None:
     """
     from hf_geosharp.tasks.hub import looks_like_path
 
-    path = Path(target).expanduser()
+    path = path_of(target)
     if path.is_dir():
         return Place(name=path.resolve().name, model=target, file=path / "README.md")
     if path.is_file() or path.suffix.lower() == ".md":

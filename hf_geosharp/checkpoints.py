@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_geosharp.paths import path_of
+
 STATE = "trainer_state.json"
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -51,7 +53,7 @@ class History:
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> list[Checkpoint]:
     """The folders ``checkpoint-<step>`` in a folder, by step; empty if it has none."""
-    path = Path(folder).expanduser()
+    path = path_of(folder)
     if not path.is_dir():
         return []
     found = [
@@ -68,7 +70,7 @@ def read_history(folder: str | os.PathLike[str], checkpoints: Sequence[Checkpoin
     A run may have been continued, so that a folder holds several; a file that cannot be read is noted and passed over.
     """
     notes: list[str] = []
-    files = [Path(folder).expanduser() / STATE, *(checkpoint.folder / STATE for checkpoint in reversed(checkpoints))]
+    files = [path_of(folder) / STATE, *(checkpoint.folder / STATE for checkpoint in reversed(checkpoints))]
     best: list[Mapping[str, Any]] = []
     for file in files:
         records = _records(file, notes) if file.is_file() else []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_geosharp.comparable import SHARPNESS, Named, check_comparable, conditions, figure, notes_on
 from hf_geosharp.errors import DataError, GeosharpError, UsageError
+from hf_geosharp.paths import path_of
 from hf_geosharp.record import Record
 
 if TYPE_CHECKING:
@@ -509,7 +510,7 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
             f"{item.name} was scored in memory, where a model keeps the name that it was loaded by ({identity}) when "
             "it is trained: its card may be of another model. Put the values into a CSV file"
         )
-    if revision is None and not Path(place).expanduser().is_dir():
+    if revision is None and not path_of(place).is_dir():
         raise DataError(f"{item.name} was scored in the folder {place}, which is not here, so it has no card to read")
     path = fetch(find_source(place, revision, token), "README.md")
     if path is None:

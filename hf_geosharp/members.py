@@ -16,6 +16,7 @@ from hf_geosharp import demos
 from hf_geosharp.checkpoints import History, find_checkpoints, read_history
 from hf_geosharp.comparable import Named
 from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.journal import RESULT
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Members:
 
 def holds_results(name: str) -> bool:
     """Whether a name stands for results on disk rather than for a model."""
-    path = Path(name).expanduser()
+    path = path_of(name)
     if path.suffix.lower() == ".json":
         return True
     if not path.is_dir() or _is_model(path) or find_checkpoints(path):
@@ -72,7 +73,7 @@ def find_members(places: Sequence[str], revision: str | None = None) -> Members:
     notes: list[str] = []
     for place in places:
         checkpoints = find_checkpoints(place)
-        if checkpoints and _is_model(Path(place).expanduser()) and len(places) > 1:
+        if checkpoints and _is_model(path_of(place)) and len(places) > 1:
             notes.append(
                 f"{place} is a model and holds {len(checkpoints)} checkpoints: the model is used; give the folder "
                 "alone to compare its checkpoints"
@@ -94,7 +95,7 @@ def _is_model(path: Path) -> bool:
 
 def _member(place: str, revision: str | None) -> Member:
     name, at, own = place.partition("@")
-    if at and own and not Path(place).expanduser().exists():
+    if at and own and not path_of(place).exists():
         return Member(name, own)
     return Member(place, None if _is_local(place) else revision)
 
@@ -102,7 +103,7 @@ def _member(place: str, revision: str | None) -> Member:
 def _is_local(place: str) -> bool:
     from hf_geosharp.tasks.hub import looks_like_path
 
-    return place.startswith(demos.PREFIX) or looks_like_path(place) or Path(place).expanduser().exists()
+    return place.startswith(demos.PREFIX) or looks_like_path(place) or path_of(place).exists()
 
 
 def folder_names(members: Sequence[Member]) -> list[str]:

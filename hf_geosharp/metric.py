@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -20,6 +19,7 @@ import evaluate
 import numpy as np
 
 from hf_geosharp.errors import DataError, ModelError, UsageError
+from hf_geosharp.paths import path_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -358,7 +358,7 @@ def _loading() -> set[str]:
 
 def _state(model_id: str) -> list[tuple[str, int, int]]:
     """What tells that the files of a folder have changed; nothing for an id."""
-    folder = Path(model_id).expanduser()
+    folder = path_of(model_id)
     if not folder.is_dir():
         return []
     found = [(entry.name, entry.stat()) for entry in os.scandir(folder) if entry.is_file()]

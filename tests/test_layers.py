@@ -17,7 +17,8 @@ ORDER = (
     "charts", "comparison", "correlation", "members", "comparable", "checkpoints",
     "heatmaps", "plots", "figures", "places", "inspection", "example_batches", "site_report", "scoring",
     "tasks", "sharpness", "parallel", "launchers", "symmetry", "geometry",
-    "demos", "registration", "record", "wrappers", "evaluating", "carried", "atomic", "layers", "randomness", "errors",
+    "demos", "registration", "record", "wrappers", "evaluating", "carried", "atomic", "paths", "layers",
+    "randomness", "errors",
 )  # fmt: skip
 
 

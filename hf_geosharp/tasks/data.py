@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import DataError, DataWarning, GeosharpError, HubError, UsageError, first_line, warn
+from hf_geosharp.paths import path_of
 from hf_geosharp.tasks.columns import choose
 from hf_geosharp.tasks.hub import hub_error, is_hub_failure, looks_like_path
 from hf_geosharp.tasks.kinds import Task, find_task
@@ -232,7 +233,7 @@ def _load(request: _Request, chosen: str, name: str | None = None) -> tuple[data
 
 
 def _open(request: _Request) -> tuple[datasets.Dataset, str | None, str | None]:
-    path = Path(request.id).expanduser()
+    path = path_of(request.id)
     if request.config is not None and (path.is_file() or (path.is_dir() and _is_saved(path))):
         raise UsageError(
             f"{request.id} has no configurations, as data sets of the Hub have: leave out data_config (--data-config)."
@@ -346,7 +347,7 @@ def _of_split(split: str | None) -> str:
 def _load_error(request: _Request, error: Exception) -> GeosharpError:
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-    local = Path(request.id).expanduser().exists()
+    local = path_of(request.id).exists()
     text = first_line(error)
     if not local and isinstance(error, DatasetNotFoundError):
         return HubError(

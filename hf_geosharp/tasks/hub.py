@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_geosharp.errors import HubError, ModelError, UsageError, first_line
+from hf_geosharp.paths import path_of
 
 # The client library differs between releases of huggingface_hub.
 _NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3")
@@ -51,7 +52,7 @@ def find_source(model_id: str | os.PathLike[str], revision: str | None = None, t
         UsageError: A revision of a folder is asked for.
     """
     name = os.fspath(model_id)
-    path = Path(name).expanduser()
+    path = path_of(name)
     if path.is_dir():
         if revision is not None:
             raise UsageError(
