@@ -188,6 +188,24 @@ def test_what_fails_after_places_were_counted_is_the_reason() -> None:
         synthetic(model)
 
 
+class Reader(nn.Module):
+    """Takes images and sounds of many shapes, and runs with none of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(vocab_size=20, image_size=32)
+        self.table = nn.Embedding(20, 4)
+
+    def forward(self, input_ids: Tensor, pixel_values: Any = None, input_features: Any = None) -> Tensor:
+        if pixel_values is not None or input_features is not None:
+            raise ValueError("text alone")
+        return self.table(input_ids)  # type: ignore[no-any-return]
+
+
+def test_text_is_tried_however_many_shapes_images_and_sounds_may_have() -> None:
+    assert set(synthetic(Reader())) == {"input_ids"}
+
+
 class Blind(nn.Module):
     """Gives NaN of images of its own size, and where it is hopeless of every one."""
 

@@ -82,12 +82,13 @@ def _tiles(draft: Draft) -> Batch:
 
 
 _FORMS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
-    "one list": lambda patches, _: patches,
-    "apart": lambda patches, _: patches,
-    "squares": lambda patches, shape: patches.unflatten(1, shape),
-    "squares in a batch": lambda patches, shape: patches.unflatten(1, shape)[None],
+    "one list": lambda pixels, _: pixels.flatten(0, 1),
+    "apart": lambda pixels, _: pixels,
+    "squares": lambda pixels, square: pixels.flatten(0, 1).unflatten(1, square),
+    "squares in a batch": lambda pixels, square: pixels.flatten(0, 1).unflatten(1, square)[None],
 }
-"""How patches are given: (all patches, numbers), (rows, patches, numbers), or each as (channels, height, width)."""
+"""How (rows, patches, numbers) are given where grids part them: all patches in one list, as they are, or each patch as
+(channels, height, width)."""
 
 
 def _patches(draft: Draft, time: int | None = None, form: str = "one list") -> Batch:
@@ -106,9 +107,8 @@ def _patches(draft: Draft, time: int | None = None, form: str = "one list") -> B
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width)).repeat(rows, 1, 1)
     grids = torch.tensor([1, height, width]).repeat(rows, 1)
     in_one = pixels.flatten(0, 1)
-    squares = (channels, patch, -1)
     return {
-        "pixel_values": _FORMS[form](in_one, squares) if GRIDS & set(draft.names) and form != "apart" else pixels,
+        "pixel_values": _FORMS[form](pixels, (channels, patch, -1)) if GRIDS & set(draft.names) else pixels,
         "hidden_states": in_one,
         "image_grid_thw": grids,
         "grid_thw": grids,
