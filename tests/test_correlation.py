@@ -113,7 +113,7 @@ def test_the_intervals_of_eight_models_without_a_relation_mostly_have_zero_in_th
 
 @pytest.mark.slow
 def test_what_the_intervals_of_eight_related_models_cover() -> None:
-    """Measured: 293 (Kendall), 290 (Spearman) and 265 (Pearson) of 300, within what the document says."""
+    """Measured: 293 (Kendall), 290 (Spearman) and 265 (Pearson) of 300, as the document says."""
     rng = np.random.default_rng(1)
     true = {"Kendall tau-b": 2 / np.pi * np.arcsin(0.8), "Spearman rho": 6 / np.pi * np.arcsin(0.4), "Pearson r": 0.8}
     held = dict.fromkeys(true, 0)
