@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -27,7 +27,8 @@ from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
-from hf_geosharp.symmetry.layouts import Layout, declared, registered
+from hf_geosharp.symmetry.layouts import Declared, Layout, declared, registered
+from hf_geosharp.symmetry.layouts.traced import disagreement
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.means import means
 from hf_geosharp.symmetry.narrow import cuts
@@ -144,9 +145,10 @@ def _find(
     trials = Trials(model, traced.calls, names, alive, partial(cuts, traced), traced.operations)
     found = _Found()
     sites = list(attentions(traced, families))
-    for kind, forms in (("qk", [s.qk for s in sites]), ("vo", [s.vo for s in sites])):
-        for members in _sharing(forms):
-            _attend(found, kind, [sites[i] for i in members], [forms[i] for i in members], traced, families, trials)
+    forms = {"qk": [s.qk for s in sites], "vo": [s.vo for s in sites]}
+    for kind, own in forms.items():
+        for members in _sharing(own):
+            _attend(found, kind, [sites[i] for i in members], [own[i] for i in members], traced, families, trials)
     found.biases = [
         replace(f, name=found.names(f.module, f.kind))  # type: ignore[type-var]
         for f in found.biases
@@ -155,7 +157,8 @@ def _find(
     # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
     found.biases.sort(key=lambda f: order[f.module])
-    described = list(_declared_pairs(model, names, layouts, found, trials))
+    unlike = partial(disagreement, forms=forms, families=families)
+    described = list(_declared_pairs(model, names, layouts, found, trials, unlike))
     found.pairs += described
     understood = tuple(f"{p.module or MODEL}.{p.kind}: " for p in described)
     found.unrecognised = [text for text in found.unrecognised if not text.startswith(understood)]
@@ -526,9 +529,10 @@ def _norm_bias_folds(pair: Pair) -> Iterator[Fold]:
 
 
 def _declared_pairs(
-    model: nn.Module, names: Mapping[int, str], layouts: Sequence[Layout], found: _Found, trials: Trials
-) -> Iterator[Pair]:
-    """Pairs of modules that a layout describes and the trace did not see.
+    model: nn.Module, names: Mapping[int, str], layouts: Sequence[Layout], found: _Found, trials: Trials,
+    unlike: Callable[[Pair], str | None],
+) -> Iterator[Pair]:  # fmt: skip
+    """Pairs of modules that a layout describes and the trace did not see; ``unlike`` says what it saw otherwise.
 
     Raises:
         UsageError: a layout of the user's fits no module, or one where it does not hold. One that is registered for
@@ -540,23 +544,18 @@ def _declared_pairs(
     for site in declared(model, names, layouts):
         used.add(site.layout)
         for kind, candidates in site.candidates.items():
-            if any(name in taken for name in candidates[0].parameters):
+            known = any(name in taken for name in candidates[0].parameters)
+            if known and site.layout not in given:
                 continue
             if not trials.called(site.module):
                 found.unrecognised.append(f"{site.module}.{kind}: not called on the example batch")
                 continue
             held = next((p for p in candidates if trials.holds(p, site.module)), None)
             if held is not None:
-                yield replace(held, name=found.names(site.module, kind))
-            elif site.layout in given:
-                measured = trials.measure(candidates[0], site.module)
-                why = "the module cannot be run by itself"
-                if measured is not None:
-                    why = f"the output moves by {measured[0]:.1e} (by {measured[1]:.1e} when broken on purpose)"
-                raise UsageError(
-                    f"The layout {site.layout!r} does not hold for the {kind} of {site.module}: {why}. "
-                    "Correct its projections, patterns or heads, or leave it out."
-                )
+                if not known:
+                    yield replace(held, name=found.names(site.module, kind))
+            elif site.layout in given and (seen := unlike(candidates[0])) != "":
+                _refuse(site, kind, trials.measure(candidates[0], site.module), seen)
     for name in (name for name in given if name not in used):
         text = (
             f"The layout {name!r} fits no module of this {type(model).__name__}: check its submodules and head counts."
@@ -564,3 +563,14 @@ def _declared_pairs(
         if any(layout.name == name for layout in layouts):
             raise UsageError(text)
         warn(text)
+
+
+def _refuse(site: Declared, kind: str, measured: tuple[float, float] | None, seen: str | None) -> NoReturn:
+    """Says by how much a layout of the user's does not hold, and what was seen instead if anything was."""
+    why = "the module cannot be run by itself"
+    if measured is not None:
+        why = f"the output moves by {measured[0]:.1e} (by {measured[1]:.1e} when broken on purpose)"
+    raise UsageError(
+        f"The layout {site.layout!r} does not hold for the {kind} of {site.module}: {f'{seen}, and ' if seen else ''}"
+        f"{why}. Correct its projections, patterns or heads, or leave it out."
+    )

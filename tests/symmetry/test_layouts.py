@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks import tiny
 from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, layouts
+from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout, unregister_layout
+from hf_geosharp.symmetry.parameters import canonical_names
 from hf_geosharp.symmetry.verify import verify
 from tests.families import identical, state
 from tests.symmetry.handmade import (
@@ -181,6 +185,53 @@ def test_a_layout_that_does_not_hold_is_refused_with_what_was_measured(name: str
     with pytest.raises(UsageError, match=message):
         find_symmetries(model, inputs(), layouts=[made(**changes)])
     assert identical(model, before)
+
+
+SEEN = {
+    "another number of heads": "what are several heads is described as one, and the output moves by",
+    "coordinates outermost": r"what is one head is described as 4, and the output moves by",
+    "values for keys": r"parts\.0\.v\.weight is seen in the vo of attention instead, and the output moves by",
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_a_layout_that_a_trace_has_seen_otherwise_is_refused_with_both(name: str) -> None:
+    changes = {**WRONG[name][0], **({"heads": {"query": 2, "key": 2}} if "heads" in WRONG[name][0] else {})}
+    with pytest.raises(UsageError, match=SEEN[name]):
+        find_symmetries(Residual(Projected()), inputs(), layouts=[made(**changes)])
+
+
+DESCRIBED = ("bert", "gpt2", "gptj", "llama", "qwen3", "olmo2", "longformer", "gemma3n_text")
+"""Plain, fused, rotary in part or whole, grouped, with norms on heads or over all of them, two projections each."""
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_right_layout_is_not_refused_whatever_group_is_left(name: str) -> None:
+    model = tiny.build(name)
+    given, batch = described(model), synthetic(model, tokens=19)
+    found = find_symmetries(model, batch, cached=False)
+    assert find_symmetries(model, batch, layouts=given) == found
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_layout_with_values_for_keys_is_refused_on_models_of_transformers(name: str) -> None:
+    model = tiny.build(name)
+    wrong = [
+        replace(x, select={**x.select, "k": x.select["v"], "v": x.select["k"]})
+        if x.select
+        else replace(x, paths={**x.paths, "k": x.paths["v"], "v": x.paths["k"]})
+        for x in described(model)
+    ]
+    with pytest.raises(UsageError, match=r"does not hold for the .*moves by"):
+        find_symmetries(model, synthetic(model, tokens=19), layouts=wrong)
+
+
+def described(model: nn.Module) -> list[Layout]:
+    """The layouts that ship and fit, as if a user had given them."""
+    shipped = [replace(x, name=f"my {x.name}") for x in layouts._shipped()[0]]
+    used = {site.layout for site in layouts.declared(model, canonical_names(model), shipped)}
+    assert used
+    return [x for x in shipped if x.name in used]
 
 
 def test_an_axis_that_nothing_gives_a_size_is_refused_by_name() -> None:
