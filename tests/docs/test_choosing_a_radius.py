@@ -18,16 +18,25 @@ PAGE = (ROOT / "docs" / "choosing-a-radius.md").read_text(encoding="utf-8")
 DEMOS = ("digits-vit", "vader-bert")
 
 
-def growth_table() -> str:
-    rows = json.loads((ROOT / "benchmarks" / "data" / "radius.json").read_text(encoding="utf-8"))
-    held = {(r["metric"], r["rho"], r["model"].removeprefix("demo:")): r for r in rows}
-    heads = ["metric, ρ", *(f"{demo}: {what}" for demo in DEMOS for what in ("rise", "growth"))]
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (2 * len(DEMOS))]
-    for metric, rho in dict.fromkeys(key[:2] for key in held):
+def data() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "data" / "radius.json").read_text(encoding="utf-8"))
+    return rows
+
+
+def radius_table() -> str:
+    measured = {(r["metric"], r["rho"], r["model"].removeprefix("demo:")): r for r in data()}
+    heads = [f"{demo}: {what}" for demo in DEMOS for what in ("rise", "growth", "converged", "spread")]
+    lines = ["| " + " | ".join(["metric, ρ", *heads]) + " |", "| --- |" + " ---: |" * len(heads)]
+    for metric, rho in dict.fromkeys(key[:2] for key in measured):
         cells = [f"**{metric} {rho:g}**" if rho == DEFAULT_RHO[metric] else f"{metric} {rho:g}"]
         for demo in DEMOS:
-            r = held[metric, rho, demo]
-            cells += [f"{r['score'] / r['base_loss']:.2g}", "" if r["growth"] is None else f"{r['growth']:.1f}"]
+            r = measured[metric, rho, demo]
+            cells += [
+                f"{r['score'] / r['base_loss']:#.3g}".rstrip("."),
+                "" if r["growth"] is None else f"{r['growth']:.1f}",
+                f"{r['converged']} of {r['batches']}",
+                f"{r['spread']:.0e}" if r["spread"] else "0",
+            ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -96,9 +105,39 @@ def test_the_commands_parse() -> None:
 
 
 def test_the_table_is_that_of_the_measured_data() -> None:
-    found = re.search(r"<!-- growth-table -->\n(.*?)\n<!-- /growth-table -->", PAGE, flags=re.DOTALL)
+    found = re.search(r"<!-- radius-table -->\n(.*?)\n<!-- /radius-table -->", PAGE, flags=re.DOTALL)
     assert found is not None
-    assert found[1] == growth_table()
+    assert found[1] == radius_table()
+
+
+def test_the_radius_data_say_what_the_page_says_of_them() -> None:
+    rows = data()
+    for metric, default in DEFAULT_RHO.items():
+        own = [r for r in rows if r["metric"] == metric]
+        converged = {rho: all(r["converged"] == r["batches"] for r in own if r["rho"] == rho) for rho in
+                     sorted({r["rho"] for r in own})}  # fmt: skip
+        assert all(good for rho, good in converged.items() if rho <= default)
+        if metric in ("inv", "mix"):
+            assert not next(good for rho, good in converged.items() if rho > default)
+        if metric == "adaptive":
+            assert all(converged.values())
+            assert default == DEFAULT_RHO["inv"]
+    assert all(r["spread"] < 1.05e-4 for r in rows)
+    rise = {(r["metric"], r["rho"], r["model"]): r["score"] / r["base_loss"] for r in rows}
+    assert rise["inv", 0.3, "demo:digits-vit"] == pytest.approx(90, rel=0.05)
+    assert rise["mix", 0.03, "demo:digits-vit"] > 90
+    assert 3 < rise["inv", 0.1, "demo:digits-vit"] < 10
+    assert 0.2 < rise["inv", 0.1, "demo:vader-bert"] < 0.3
+    growth = {(r["metric"], r["rho"], r["model"]): r["growth"] for r in rows}
+    assert growth["mix", 0.01, "demo:vader-bert"] < 1.2
+    assert growth["mix", 0.03, "demo:vader-bert"] > 2
+    assert all(growth["adaptive", 0.1, f"demo:{demo}"] < 1.3 for demo in DEMOS)
+
+
+def test_every_default_radius_is_in_the_table_of_radii() -> None:
+    for metric, rho in DEFAULT_RHO.items():
+        if metric != "euclidean":
+            assert f"**{metric} {rho:g}**" in PAGE
 
 
 def test_the_defaults_that_are_named_are_the_defaults() -> None:
