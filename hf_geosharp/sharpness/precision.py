@@ -51,7 +51,8 @@ def full_float32() -> Iterator[None]:
         for put, _, value in before:
             put(value)
         with ExitStack() as stack:
-            for device in filter(torch.is_autocast_enabled, _DEVICES):
+            # Older torch does not know autocast on every device, and does not let one ask.
+            for device in filter(torch.is_autocast_enabled, filter(torch.amp.is_autocast_available, _DEVICES)):
                 stack.enter_context(torch.autocast(device, enabled=False))
             yield
     finally:
