@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 OLDEST := .venv-oldest
+MINIMUM := .venv-minimum
 BIN := $(VENV)/bin
 WORKERS ?= 2
 # Where Debian's package dataset-fashion-mnist has its files.
@@ -18,8 +19,9 @@ BENCH := $(VENV)/.bench
 PEERS := $(VENV)/.peers
 ZOO := $(VENV)/.zoo
 OLDEST_DEV := $(OLDEST)/.dev
+MINIMUM_DEV := $(MINIMUM)/.dev
 
-.PHONY: help demo test test-fast test-oldest lint types bench radius twins diagonal orbit architectures \
+.PHONY: help demo test test-fast test-oldest test-minimum lint types bench radius twins diagonal orbit architectures \
 	zoo-image zoo-text zoo-finetune zoo-finetune-image cards demos clean
 .DELETE_ON_ERROR:
 
@@ -37,6 +39,10 @@ test-fast: $(DEV) ## the test suite without what takes long
 
 test-oldest: $(OLDEST_DEV) ## the whole test suite with the oldest supported transformers
 	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# torch 2.4 is a download of several GB on Linux; PYTHON=python3.10 is the oldest Python.
+test-minimum: $(MINIMUM_DEV) ## the test suite without what takes long, with the least version of everything
+	$(MINIMUM)/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 lint: $(DEV) ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -100,10 +106,10 @@ demos: $(DEMOS) ## train the shipped demo models again, from their sources
 	$(BIN)/python benchmarks/make_demos.py all
 
 clean: ## remove the environments and everything built
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(MINIMUM) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.created $(OLDEST)/.created:
+$(VENV)/.created $(OLDEST)/.created $(MINIMUM)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(@D)
 	touch $@
@@ -140,4 +146,8 @@ $(DEMOS): $(RUN)
 
 $(OLDEST_DEV): $(OLDEST)/.created pyproject.toml constraints-oldest.txt
 	$(OLDEST)/bin/python $(PIP_INSTALL) -c constraints-oldest.txt -e ".[test]"
+	touch $@
+
+$(MINIMUM_DEV): $(MINIMUM)/.created pyproject.toml constraints-minimum.txt
+	$(MINIMUM)/bin/python $(PIP_INSTALL) -c constraints-minimum.txt -e ".[test]"
 	touch $@

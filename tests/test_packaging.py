@@ -25,3 +25,24 @@ def test_every_folder_with_modules_is_listed() -> None:
             if "__pycache__" not in parts:
                 found.add(".".join((name, *parts)))
     assert found == set(tool["packages"]) - DATA
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_the_least_versions_that_are_promised_are_those_that_are_tested() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (ROOT / "constraints-minimum.txt").read_text(encoding="utf-8").splitlines()
+    tested = dict(line.lower().split("==") for line in lines if "==" in line)
+    promised = [
+        *project["dependencies"],
+        *(x for n, own in project["optional-dependencies"].items() if n != "lint" for x in own),
+    ]
+    for requirement in promised:
+        name, version = requirement.split(">=")
+        assert padded(tested[name.replace("_", "-")]) == padded(version), requirement
+
+
+def padded(version: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in version.split("."))
+    return numbers + (0,) * (3 - len(numbers))

@@ -108,9 +108,9 @@ def find_symmetries(
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn(), emptied(model, run):
         try:
             found = _find(model, inputs, PRESETS[preset], layouts, alive)
-        except (CheckpointError, NotImplementedError) as error:
+        except (CheckpointError, RuntimeError) as error:
             # Its code does what no derivative can be taken through twice, or at all: checkpoints, kernels of its own.
-            if layouts or not _runs(model, inputs):
+            if not _without_derivative(error) or layouts or not _runs(model, inputs):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
             notes = (f"{type(model).__name__}: {NOT_APART} ({why})",)
@@ -121,6 +121,12 @@ def find_symmetries(
     if digest:
         cache.store(digest, found)
     return found
+
+
+def _without_derivative(error: Exception) -> bool:
+    """Whether it says that something has no derivative, of the order that is asked for."""
+    known = isinstance(error, (CheckpointError, NotImplementedError))
+    return known or ("derivative" in str(error) and "not implemented" in str(error))
 
 
 def _runs(model: nn.Module, inputs: Mapping[str, Any]) -> bool:

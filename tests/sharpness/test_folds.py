@@ -19,6 +19,7 @@ from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.parts import padded, structure
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, randomise
+from tests.versions import TORCH, needs_fully_shard
 
 WORDS, WIDTH, CLASSES = 20, 6, 3
 
@@ -95,7 +96,9 @@ def test_padding_on_the_left_is_looked_at_wherever_it_is(implementation: str) ->
     with torch.no_grad():
         expected = float(model(**batch).loss)
     with (
-        pytest.warns(GeosharpWarning, match="symmetry dropped: .*value_bias") if implementation == "sdpa" else nothing()
+        pytest.warns(GeosharpWarning, match="symmetry dropped: .*value_bias")
+        if implementation == "sdpa" and TORCH >= (2, 5)  # before, rows without keys attend to all of them
+        else nothing()
     ):
         result = quick(model, [batch])
     assert result.base_loss == pytest.approx(expected, rel=1e-5)
@@ -241,7 +244,7 @@ def two_ranks(how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["batches", "samples", "sharded"])
+@pytest.mark.parametrize("how", ["batches", "samples", pytest.param("sharded", marks=needs_fully_shard)])
 def test_several_processes_see_it_too(how: str) -> None:
     told = worlds.results(2, "two_ranks", how, module="tests.sharpness.test_folds")
     assert all(any("batch 1: its loss is" in text for text in each) for each in told), told

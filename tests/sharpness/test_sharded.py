@@ -41,12 +41,13 @@ from tests.sharpness.tiny import (
     gpt2,
     gpt2_batches,
 )
+from tests.versions import needs_fully_shard
 
 launch = partial(worlds.launch, module="tests.sharpness.test_sharded")
 results = partial(worlds.results, module="tests.sharpness.test_sharded")
 
 # It warns of linear layers that are units of their own.
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+pytestmark = [needs_fully_shard, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 
 
 def sharded(model: Any, copies: int | None = None, **options: Any) -> Any:

@@ -55,6 +55,7 @@ from tests.symmetry.handmade import (
     repeated,
     split,
 )
+from tests.versions import TORCH, needs_sampling
 
 EXACT = 1e-11
 """Relative change of the outputs of a true symmetry in float64, moved by elements of condition 100."""
@@ -181,7 +182,10 @@ LAYOUTS = {
 
 
 def _sdpa(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return joined(functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, is_causal=True, scale=0.7))
+    options: dict[str, Any] = {"enable_gqa": True} if TORCH >= (2, 5) else {}
+    if not options:
+        k, v = repeated(m, k), repeated(m, v)
+    return joined(functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.7, **options))
 
 
 def _sdpa_masked(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -876,6 +880,7 @@ class Deformed(nn.Module):
         return self.o(joined((values * share.unsqueeze(2)).sum(-1).mT))  # type: ignore[no-any-return]
 
 
+@needs_sampling
 def test_values_that_are_sampled_where_a_linear_map_says_are_a_head_all_the_same() -> None:
     model = Residual(Deformed())
     found = find_symmetries(model, inputs())

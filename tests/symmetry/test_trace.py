@@ -28,6 +28,7 @@ from tests.symmetry.handmade import (
     inputs,
     plain,
 )
+from tests.versions import needs_grouped_attention
 
 SIZE = 4 * HEAD
 
@@ -202,6 +203,7 @@ def test_the_fast_path_of_torch_is_not_taken_and_is_as_it_was_afterwards(trainin
     assert torch.backends.mha.get_fastpath_enabled() == before
 
 
+@needs_grouped_attention
 def test_scaled_dot_product_attention_is_opened_with_all_its_options() -> None:
     def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = torch.zeros(q.shape[-2], k.shape[-2], dtype=q.dtype)

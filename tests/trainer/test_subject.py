@@ -17,6 +17,7 @@ from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.trainer.subject import fingerprint, refuse, subject
 from tests.sharpness.tiny import randomise
 from tests.trainer.tiny import QUICK, bert, evaluations, rows, trainer
+from tests.versions import needs_fully_shard
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -275,6 +276,7 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="FSDP"):
             refuse(wrapped)
 
+    @needs_fully_shard
     def test_sharded_parameters(self, world: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -295,6 +297,7 @@ class TestRefusals:
         with pytest.raises(ModelError, match=r"classifier\.bias"):
             refuse(broken)
 
+    @needs_fully_shard
     def test_adapters_on_sharded_parameters(self, world: Any) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard

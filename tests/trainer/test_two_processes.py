@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.versions import needs_fully_shard
+
 ROOT = Path(__file__).resolve().parents[2]
 SETUPS = (
     "with", "without", "with-half", "without-half", "with-accumulate", "without-accumulate", "with-best",
@@ -20,7 +22,7 @@ SETUPS = (
 )  # fmt: skip
 
 # In one worker: the trainings are done once.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("two processes that train")]
+pytestmark = [needs_fully_shard, pytest.mark.slow, pytest.mark.xdist_group("two processes that train")]
 
 
 @pytest.fixture(scope="module")
