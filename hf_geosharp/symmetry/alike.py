@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from hf_geosharp.symmetry.trace import Linear, Slab, Softmax, Trace
+from hf_geosharp.symmetry.events import Linear, Softmax, Trace
+from hf_geosharp.symmetry.weights import Slab
 
 MAX_NODES = 2000
 """Size of the graphs that are compared: those of an attention are much smaller."""

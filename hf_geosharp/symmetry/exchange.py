@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.couplings import couplings
+from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.feature_views import entries_view
 from hf_geosharp.symmetry.features import Families, Node, Port, drawn
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.sites import Attention, contracted
-from hf_geosharp.symmetry.trace import Trace
 from hf_geosharp.symmetry.views import View
 
 _LARGEST = 1 << 14

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_geosharp.symmetry.trace import Linear
+from hf_geosharp.symmetry.events import Linear
 
 Node = tuple[int, int]
 """A feature: which family, and which index in it."""

@@ -19,6 +19,7 @@ from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
 from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
 from hf_geosharp.symmetry.couplings import Couplings
+from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.exchange import exchanges, joins
 from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.feature_views import views_of
@@ -38,7 +39,7 @@ from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
-from hf_geosharp.symmetry.trace import Trace, differentiable, trace
+from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
 from hf_geosharp.symmetry.views import View

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
-from hf_geosharp.symmetry.trace import Linear, Trace, is_norm
+from hf_geosharp.symmetry.trace import is_norm
 
 
 def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[Gain]:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.feature_views import features_view
 from hf_geosharp.symmetry.features import Families, drawn
 from hf_geosharp.symmetry.fold import Mean
 from hf_geosharp.symmetry.sites import Attention
-from hf_geosharp.symmetry.trace import Trace
 
 NEAR = 1e-3
 """Size, relative to its terms, of a sum that is taken for zero here; the twin decides."""

@@ -22,7 +22,8 @@ from hf_geosharp.symmetry.recorded import mapped
 from hf_geosharp.symmetry.views import View
 
 if TYPE_CHECKING:
-    from hf_geosharp.symmetry.trace import Linear, Slab, Trace
+    from hf_geosharp.symmetry.events import Linear, Trace
+    from hf_geosharp.symmetry.weights import Slab
 
 WIDTH = 256
 """Streams that are wider are always cut, to this or to less."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings, single
+from hf_geosharp.symmetry.events import Linear, Softmax, Trace
 from hf_geosharp.symmetry.features import Families, Port, drawn, only
-from hf_geosharp.symmetry.trace import Linear, Softmax, Trace
 
 
 @dataclass(eq=False)

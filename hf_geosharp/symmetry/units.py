@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.feature_views import features_view
 from hf_geosharp.symmetry.features import Families, drawn
 from hf_geosharp.symmetry.groups import Group
@@ -21,7 +22,6 @@ from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import common
-from hf_geosharp.symmetry.trace import Linear, Trace
 
 _HALVES: dict[str, Callable[[int], range]] = {
     "first half": lambda n: range(n),

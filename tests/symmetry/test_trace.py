@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from hf_geosharp.symmetry.trace import Linear, Slab, Trace, is_norm, trace
+from hf_geosharp.symmetry.events import Linear, Trace
+from hf_geosharp.symmetry.trace import is_norm, trace
+from hf_geosharp.symmetry.weights import Slab
 from tests.families import BY_NAME, batch_of, build, identical, state
 from tests.symmetry.handmade import (
     HEAD,

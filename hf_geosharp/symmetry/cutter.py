@@ -1,0 +1,395 @@
+"""The cuts of a trace: what takes the place of linear maps and softmaxes while a model runs."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from hf_geosharp.symmetry.events import Linear, Softmax, Trace
+from hf_geosharp.symmetry.grouped import GROUPED, written_out
+from hf_geosharp.symmetry.opened import open_attention, plain_attention
+from hf_geosharp.symmetry.weights import Slab, Weights
+
+_MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
+_EINSUMS = {torch.einsum, torch.functional.einsum}
+_ADDMMS = {torch.addmm, Tensor.addmm, torch.baddbmm, Tensor.baddbmm}
+_TENSORDOTS = {torch.tensordot, torch.functional.tensordot}
+_INNERS = {torch.inner, Tensor.inner}
+_SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
+_CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
+
+
+_TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
+_PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
+
+_MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
+
+_MAXIMA = ("MaxBackward", "AmaxBackward")
+
+_LETTERS = string.ascii_letters
+
+_SETTINGS = (bool, int, float, str, torch.dtype)
+
+_IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
+
+_COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
+
+
+def _is_maximum(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.grad_fn is not None and x.grad_fn.name().startswith(_MAXIMA)
+
+
+class Cutter(TorchFunctionMode):
+    """Replaces linear maps and softmaxes by leaves, and notes them."""
+
+    def __init__(self, trace: Trace, weights: Weights) -> None:
+        super().__init__()
+        self.trace, self._weights = trace, weights
+        self.scope: list[str] = []
+        self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Cuts what is to be cut; everything else runs as it is."""
+        kwargs = kwargs or {}
+        result = self._called(func, args, kwargs)
+        self._tell(func, args, kwargs, result)
+        return result
+
+    def _tell(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Notes the call in every module that is running."""
+        called: tuple[object, ...] = (getattr(func, "__name__", type(func).__name__),)
+        # What keeps the shape may act entry by entry: there numbers are bounds and powers, elsewhere places and sizes.
+        if isinstance(result, Tensor) and any(isinstance(a, Tensor) and a.shape == result.shape for a in args):
+            called += tuple(repr(a) for a in args if isinstance(a, _SETTINGS))
+            called += tuple((k, repr(a)) for k, a in kwargs.items() if isinstance(a, _SETTINGS))
+        for name in self.scope:
+            self.trace.operations.setdefault(name, set()).add(called)
+
+    def _called(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a call returns: that of a linear map or a softmax a leaf."""
+        if func is functional.multi_head_attention_forward:
+            with self:
+                return open_attention(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            with self:
+                return plain_attention(*args, **kwargs)
+        if func in GROUPED:
+            with self:
+                product = written_out(func, args, kwargs)
+            if product is not None:
+                return product
+        if func in _MATMULS and len(args) == 2 and not kwargs and self._batched(*args):
+            with self:
+                return torch.stack([x @ w for x, w in zip(*args, strict=True)])
+        if func in _MATMULS or func in _EINSUMS:
+            self._mixing(args)
+        elif func in _TIMES:
+            self._weighing(args)
+        elif func in _PICKS:
+            self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
+        elif func in _MINUS and len(args) == 2 and _is_maximum(args[1]):
+            # What a softmax is kept from overflowing by: it is the same for all, and no softmax feels it.
+            args = args[0], args[1].detach()
+        made = None
+        if func is functional.linear:
+            made = self._linear(*args, **kwargs)
+        elif func in _MATMULS and len(args) == 2 and not kwargs:
+            made = self._matmul(*args)
+        elif func in _ADDMMS and len(args) == 3 and not kwargs:
+            made = self._matmul(args[1], args[2], args[0])
+        elif func in _CONVOLUTIONS:
+            made = self._convolution(func, *args, **kwargs)
+        elif func in _EINSUMS:
+            made = self._einsum(*args)
+        elif func in _TENSORDOTS:
+            made = self._tensordot(*args, **kwargs)
+        elif func in _INNERS and len(args) == 2 and not kwargs:
+            made = self._tensordot(args[0], args[1], ([-1], [-1]))
+        elif func in _SOFTMAXES:
+            made = self._softmax(func, *args, **kwargs)
+        if made is not None:
+            return made
+        result = func(*args, **kwargs)
+        if self.trace.norms:
+            self._follow(func, args, kwargs, result)
+        return result
+
+    def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Notes who but linear maps reads what a norm wrote."""
+        name = getattr(func, "__name__", "")
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            changed = args[0] if args else None
+            norm = self.trace.norm_of(changed) if isinstance(changed, Tensor) else None
+            if norm is not None:
+                self.trace.bypassed.add(norm)
+        if not isinstance(result, (Tensor, tuple, list)):
+            return
+        for x in (*args, *kwargs.values()):
+            norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
+            if norm is None:
+                continue
+            for y in (result,) if isinstance(result, Tensor) else result:
+                if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+                    continue
+                if func in _COPIES:
+                    self.alive.append(y)
+                    self.trace.norms[y.untyped_storage().data_ptr()] = norm
+                elif y.is_floating_point():
+                    self.trace.bypassed.add(norm)
+
+    # ------------------------------------------------------------------------------------------------------- cuts
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        return self._cut(
+            (*input.shape[:-1], weight.shape[0]),
+            -1,
+            input,
+            -1,
+            self._weights.slab(weight, (0,), (1,)),
+            bias,
+            weight.shape[1],
+        )
+
+    def _matmul(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor | None:
+        """x @ W with W (a view of) a parameter, one matrix or one for each head."""
+        if not (isinstance(right, Tensor) and isinstance(left, Tensor)) or min(right.ndim, left.ndim) < 2:
+            return None
+        if right.ndim > 2:
+            made = self._matmul_of_heads(left, right)
+            return made if made is None or bias is None else bias + made
+        if self._weights.owned(left):
+            return None
+        return self._cut(
+            (*left.shape[:-1], right.shape[1]),
+            -1,
+            left,
+            -1,
+            self._weights.slab(right, (1,), (0,)),
+            bias,
+            right.shape[0],
+        )
+
+    def _matmul_of_heads(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """x @ W where each of several matrices multiplies all of x: they are one linear map."""
+        if self._weights.owned(left) or not self._weights.owned(right) or left.shape[-1] != right.shape[-2]:
+            return None
+        for axis in range(right.ndim - 2):
+            if right.stride(axis) == 0:
+                right = right.narrow(axis, 0, 1)  # one matrix, written down several times
+        lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        several = [-a for a in range(3, right.ndim + 1) if right.shape[-a] > 1]
+        if any(left.ndim >= -a and left.shape[a] > 1 for a in several):
+            return None  # each multiplies an x of its own
+        x_letters, w_letters = _LETTERS[: left.ndim - 2], _LETTERS[left.ndim - 2 :][: right.ndim - 2]
+        # Axes of size one are left out, which changes no order.
+        of_x = "".join(c for c, n in zip(x_letters, left.shape, strict=False) if n > 1)
+        of_w = "".join(c for c, n in zip(w_letters, right.shape, strict=False) if n > 1)
+        places = {a - left.ndim: c for a, c in enumerate(x_letters) if c in of_x}
+        places |= {a - right.ndim: c for a, c in enumerate(w_letters) if c in of_w}
+        x = left.reshape(*(n for n in left.shape[:-2] if n > 1), *left.shape[-2:])
+        w = right.squeeze([a for a in range(right.ndim - 2) if right.shape[a] == 1])
+        result = "".join(places[a] for a in sorted(places))
+        made = self._contracted((f"{of_x}YX", f"{of_w}XZ"), (x, w), f"{result}YZ")
+        return None if made is None else made.reshape(*lead, left.shape[-2], right.shape[-1])
+
+    def _tensordot(self, a: Any, b: Any, dims: Any = 2, out: Any = None) -> Tensor | None:
+        """The same, with the axes that are contracted given by their numbers."""
+        if out is not None or not (isinstance(a, Tensor) and isinstance(b, Tensor)) or isinstance(dims, Tensor):
+            return None
+        if isinstance(dims, int):
+            dims = range(a.ndim - dims, a.ndim), range(dims)
+        first, second = ([x] if isinstance(x, int) else list(x) for x in dims)
+        if a.ndim + b.ndim > len(_LETTERS):
+            return None
+        names = list(_LETTERS[: a.ndim]), list(_LETTERS[a.ndim :][: b.ndim])
+        for i, j in zip(first, second, strict=True):
+            names[1][j] = names[0][i]
+        once = "".join(c for name, other in (names, reversed(names)) for c in name if c not in other)
+        return self._contracted(("".join(names[0]), "".join(names[1])), (a, b), once)
+
+    def _batched(self, left: Any, right: Any) -> bool:
+        """Whether each of several matrices of a parameter, experts', multiplies rows of its own."""
+        if not all(isinstance(x, Tensor) and x.ndim == 3 for x in (left, right)) or len(left) != len(right):
+            return False
+        return [self._weights.owned(x) for x in (left, right)] == [False, True]
+
+    def _convolution(
+        self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        """A convolution with a kernel of one point is a linear map of channels."""
+        if not isinstance(input, Tensor) or any(n != 1 for n in weight.shape[2:]):
+            return None
+        with torch.no_grad():
+            shape = func(input, weight, bias, *args, **kwargs).shape
+        axis = 1 - weight.ndim
+        grouped = weight.shape[1] != input.shape[axis]
+        return self._cut(
+            tuple(shape), axis, input, axis, self._weights.slab(weight, (0,), (1,)), bias, weight.shape[1], grouped
+        )
+
+    def _einsum(self, *args: Any) -> Tensor | None:
+        """x and W contracted over some letters, with W (a view of) a parameter: a linear map written out."""
+        if len(args) == 2 and isinstance(args[1], (list, tuple)):
+            args = (args[0], *args[1])
+        if len(args) != 3 or not isinstance(args[0], str) or not all(isinstance(t, Tensor) for t in args[1:]):
+            return None
+        sides, arrow, result = args[0].replace(" ", "").partition("->")
+        names = sides.split(",")
+        if len(names) != 2:
+            return None
+        if not arrow:
+            letters = sorted(c for c in set(sides) if c.isalpha() and sides.count(c) == 1)
+            result = "".join(["..." if "..." in sides else "", *letters])
+        # An ellipsis stands for the last of as many letters as the longest one has.
+        more = [t.ndim - len(n) + 3 if "..." in n else 0 for n, t in zip(names, args[1:], strict=True)]
+        free = [c for c in _LETTERS if c not in args[0]]
+        if min(more) < 0 or max(more) > len(free):
+            return None
+        names = [n.replace("...", "".join(free[max(more) - m : max(more)])) for n, m in zip(names, more, strict=True)]
+        return self._contracted(names, args[1:], result.replace("...", "".join(free[: max(more)])))
+
+    def _contracted(self, names: Sequence[str], tensors: Sequence[Tensor], result: str) -> Tensor | None:
+        """The cut in place of an einsum of x and (a view of) a parameter; None where it is something else."""
+        owned = [self._weights.owned(t) for t in tensors]
+        if [*map(bool, owned)].count(True) != 1 or any(
+            len(n) != t.ndim or len(set(n)) < len(n) for n, t in zip(names, tensors, strict=True)
+        ):
+            return None
+        w, x = owned.index(True), owned.index(False)
+        new = [c for c in names[w] if c in result and c not in names[x]]
+        summed = [c for c in names[w] if c not in result]
+        if len(new) + len(summed) != len(names[w]) or not new or not summed:
+            return None
+        sizes = {c: n for name, t in zip(names, tensors, strict=True) for c, n in zip(name, t.shape, strict=True)}
+        kept = [c for c in result if c not in new]
+        slab = self._weights.slab(tensors[w], [names[w].index(c) for c in new], [names[w].index(c) for c in summed])
+        if len(summed) > 1:
+            # What it reads becomes one axis too.
+            order = [c for c in names[x] if c not in summed] + summed
+            source = tensors[x].permute([names[x].index(c) for c in order]).flatten(-len(summed))
+            source_axis = -1
+        else:
+            source, source_axis = tensors[x], names[x].index(summed[0])
+        flat = self._cut(
+            (*(sizes[c] for c in kept), math.prod(sizes[c] for c in new)),
+            -1,
+            source,
+            source_axis,
+            slab,
+            None,
+            math.prod(sizes[c] for c in summed),
+        )
+        if flat is None:
+            return None
+        order = [*kept, *new]
+        return flat.unflatten(-1, [sizes[c] for c in new]).permute([order.index(c) for c in result])
+
+    def _mixing(self, args: Any) -> None:
+        """Notes the softmaxes whose weights are multiplied with something that is computed: they mix."""
+        flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
+        operands = [x for x in flat if isinstance(x, Tensor)]
+        if len(operands) != 2 or any(self._weights.owned(x) is not False for x in operands):
+            return
+        for operand in operands:
+            if operand.ndim > 2:
+                self.trace.mixing |= self._softmaxes_behind(operand)
+        written = {id(x.leaf) for x in self.trace.linears}
+        if self.scope and all(x.ndim > 2 and any(id(s) in written for s in self.trace.sources(x)) for x in operands):
+            self.trace.products.setdefault(self.scope[-1])
+
+    def _weighing(self, args: Any) -> None:
+        """Notes the softmaxes whose weights, all at once, are multiplied with something that is computed."""
+        if len(args) != 2 or any(not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 for x in args):
+            return
+        first, second = (self._softmaxes_behind(x) for x in args)
+        for own, other, (weights, x) in ((first, second, args), (second, first, reversed(args))):
+            for softmax in self.trace.softmaxes:
+                whole = id(softmax) in own - other and softmax.leaf.numel() <= weights.numel()
+                if whole and not self._entropy(softmax, x):
+                    self.trace.weighing.add(id(softmax))
+
+    def _entropy(self, softmax: Softmax, factor: Tensor) -> bool:
+        """Whether a factor is made of the logits alone, each of its own: their logarithms, say."""
+        below = {id(s) for s in self.trace.sources(softmax.logits)}
+        return factor.shape == softmax.leaf.shape and all(id(s) in below for s in self.trace.sources(factor))
+
+    def _softmaxes_behind(self, tensor: Any) -> set[int]:
+        """Identities of the softmaxes on which a tensor depends."""
+        if not self.trace.softmaxes or not isinstance(tensor, Tensor) or not tensor.requires_grad:
+            return set()
+        sources = {id(s) for s in self.trace.sources(tensor)}
+        return {id(s) for s in self.trace.softmaxes if id(s.leaf) in sources}
+
+    def _softmax(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        if not isinstance(input, Tensor) or input.ndim < 3:
+            return None
+        if not input.requires_grad or not torch.is_grad_enabled():
+            if self.scope:
+                self.trace.hidden.setdefault(self.scope[-1])
+            return None
+        dim = kwargs.get("dim", args[0] if args else None)
+        if not isinstance(dim, int):
+            return None
+        result = func(input.detach(), *args, **kwargs)
+        leaf = result.detach().movedim(dim, -1).clone().requires_grad_()
+        found = Softmax(input.movedim(dim, -1), leaf, tuple(self.scope))
+        self._note(found)
+        if _picked(input):
+            self.trace.selecting.add(id(found))
+        return leaf.movedim(-1, dim)
+
+    def _cut(
+        self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Slab | None,
+        bias: Tensor | None, inputs: int, grouped: bool = False,
+    ) -> Tensor | None:  # fmt: skip
+        """The leaf in place of a linear map's output; None where its weight is no part of a parameter."""
+        if weight is None:
+            return None
+        place = None
+        if bias is not None:
+            place = self._weights.slab(bias, (0,), ()) if bias.ndim == 1 else None
+            if place is None and bias.shape != (shape[axis],):
+                return None
+        noise = torch.randn(shape, generator=self._generator, dtype=torch.float32)
+        leaf = noise.to(source.device, source.dtype).requires_grad_()
+        self._note(
+            Linear(
+                weight, place, source, source_axis, leaf, axis, tuple(self.scope), inputs, shape[axis], grouped
+            )
+        )  # fmt: skip
+        if bias is not None and place is None:
+            # Made of parameters, put together say: they enter by themselves.
+            return leaf + bias.view(-1, *[1] * (-1 - axis))
+        # What comes after may write in place, which a leaf does not allow.
+        return leaf.clone()
+
+    def _note(self, event: Linear | Softmax) -> None:
+        self.trace.order.append(event)
+        if isinstance(event, Linear):
+            self.trace.linears.append(event)
+        else:
+            self.trace.softmaxes.append(event)
+
+
+def _picked(tensor: Tensor) -> bool:
+    """Whether a tensor holds the largest of several, as the logits of chosen experts do."""
+    seen, stack = set(), [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith(("TopkBackward", "SortBackward")):
+            return True
+        seen.add(node)
+        stack.extend(n for n, _ in node.next_functions)
+    return False

@@ -1,0 +1,98 @@
+"""What a trace holds: the linear maps and softmaxes of one forward pass, in order, and what lies between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from hf_geosharp.symmetry.recorded import Call
+from hf_geosharp.symmetry.weights import Slab
+
+
+@dataclass(eq=False)
+class Linear:
+    """One use of a linear map: what it read, and the leaf that stands for what it wrote.
+
+    Attributes:
+        weight, bias: where they lie; None where that could not be told.
+        source: what it read (its graph leads back to earlier leaves); ``source_axis`` counts its inputs.
+        leaf: what it wrote, cut; ``axis`` counts its outputs.
+        scope: names of the modules it ran in, outermost first.
+        inputs, outputs: how many numbers it reads and writes at one place.
+        grouped: each output reads a group of the inputs only.
+    """
+
+    weight: Slab
+    bias: Slab | None
+    source: Tensor
+    source_axis: int
+    leaf: Tensor
+    axis: int
+    scope: tuple[str, ...]
+    inputs: int
+    outputs: int
+    grouped: bool = False
+
+
+@dataclass(eq=False)
+class Softmax:
+    """One softmax: its logits (..., queries, keys), what it sums to one over last, and the leaf of its result."""
+
+    logits: Tensor
+    leaf: Tensor
+    scope: tuple[str, ...]
+
+
+@dataclass
+class Trace:
+    """The linear maps and softmaxes of one forward pass, in order, and the arguments of every module's first call."""
+
+    linears: list[Linear] = field(default_factory=list)
+    softmaxes: list[Softmax] = field(default_factory=list)
+    order: list[Linear | Softmax] = field(default_factory=list)
+    calls: dict[str, Call] = field(default_factory=dict)
+    parameters: dict[int, str] = field(default_factory=dict)
+    norms: dict[int, str] = field(default_factory=dict)
+    """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
+    before_norm: dict[str, tuple[Tensor, str, str]] = field(default_factory=dict)
+    """What each of them read, with its graph, the name of its vector of weights, and that of its bias or ""."""
+    bypassed: set[str] = field(default_factory=set)
+    """Norms of which something else than a linear map reads the output."""
+    mixing: set[int] = field(default_factory=set)
+    """Identities of softmaxes whose weights are multiplied with something that is computed."""
+    weighing: set[int] = field(default_factory=set)
+    """Identities of those whose weights are multiplied with it entry by entry."""
+    selecting: set[int] = field(default_factory=set)
+    """Identities of those by whose weights, or logits, some of several are picked, experts say."""
+    hidden: dict[str, None] = field(default_factory=dict)
+    """Modules with a softmax that has no derivatives: it runs in a function of its own."""
+    products: dict[str, None] = field(default_factory=dict)
+    """Modules that multiply what linear maps wrote with what linear maps wrote."""
+    operations: dict[str, set[object]] = field(default_factory=dict)
+    """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
+
+    def norm_of(self, tensor: Tensor) -> str | None:
+        """The norm that wrote a tensor."""
+        try:
+            return self.norms.get(tensor.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError):
+            # Tensors within vmap, and others that are no memory, are not what a norm wrote.
+            return None
+
+    def sources(self, tensor: Tensor) -> list[Tensor]:
+        """The leaves (cuts and parameters) on which a tensor depends, in the order of the graph."""
+        found: dict[int, Tensor] = {}
+        if tensor.grad_fn is None:
+            return [tensor] if tensor.requires_grad else []
+        seen, stack = set(), [tensor.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if variable is not None:
+                found[id(variable)] = variable
+            stack.extend(n for n, _ in node.next_functions if n is not None)
+        return list(found.values())
