@@ -296,7 +296,7 @@ def _copy(buffer: Tensor | None) -> Tensor | None:
 
 def _restore_buffers(module: nn.Module, stored: Mapping[str, tuple[Tensor | None, Tensor | None]]) -> None:
     """The buffers that a module had, with what was in them: forward passes may write or replace them."""
-    for name in [n for n in module._buffers if n not in stored]:
+    for name in [n for n in module._buffers.keys() if n not in stored]:  # noqa: SIM118 - of a scripted module no dict
         del module._buffers[name]
     for name, (buffer, value) in stored.items():
         module._buffers[name] = buffer

@@ -67,6 +67,8 @@ class Trace:
     """Identities of those by whose weights, or logits, some of several are picked, experts say."""
     hidden: dict[str, None] = field(default_factory=dict)
     """Modules with a softmax that has no derivatives: it runs in a function of its own."""
+    scripted: dict[str, None] = field(default_factory=dict)
+    """Modules with parameters that are compiled to TorchScript: nothing of what they do is seen."""
     products: dict[str, None] = field(default_factory=dict)
     """Modules that multiply what linear maps wrote with what linear maps wrote."""
     operations: dict[str, set[object]] = field(default_factory=dict)

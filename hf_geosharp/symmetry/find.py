@@ -372,6 +372,8 @@ def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]
             f"{module}.".startswith(f"{m}.") or m.startswith(f"{module}.") for m in claimed
         )
 
+    for module in traced.scripted:
+        yield f"{module or MODEL}: it is compiled to TorchScript, which cannot be looked into"
     for module in traced.hidden:
         if not told(module):
             yield f"{module}: its softmax has no derivatives"

@@ -109,7 +109,8 @@ class LocalTwin:
                         self.weights[name] = _randomised(cuts.cut(name, p.detach()), generator).to(p.device)
                     # The copy is made with these in place of its own.
                     instead[id(p)] = nn.Parameter(self.weights[name], requires_grad=p.requires_grad)
-        self._module = copy.deepcopy(module, instead).double()
+            # A scripted module copies its parameters itself, as a computation.
+            self._module = copy.deepcopy(module, instead).double()
         self._module.eval()  # on its own: what a model overrides need not return the module
         if self.cuts:
             narrow.told(module, self._module, self.cuts, names)

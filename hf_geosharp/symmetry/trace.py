@@ -25,6 +25,8 @@ from hf_geosharp.symmetry.weights import Weights
 
 def is_norm(module: nn.Module) -> bool:
     """A module without children that has a vector of weights: what it does is probed."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
     weight = module._parameters.get("weight")
     return weight is not None and weight.ndim == 1 and not module._modules
 
@@ -100,6 +102,11 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
     for name, module in model.named_modules():
         if not module._modules and not module._parameters:
             continue  # a function rather than a place
+        if isinstance(module, torch.jit.ScriptModule):
+            # What it runs is no Python: nothing of it is seen, and it has no hooks.
+            if not any(f"{name}.".startswith(f"{outer}." if outer else "") for outer in result.scripted):
+                result.scripted[name] = None
+            continue
         handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
     try:

@@ -502,3 +502,15 @@ def test_a_model_that_does_not_compute_in_double_precision_is_proved_as_it_is() 
     assert found.pairs.by_kind == whole.pairs.by_kind
     assert found.pairs.dropped == []
     assert found.geodesic_sharpness == pytest.approx(whole.geodesic_sharpness, rel=1e-5)
+
+
+def test_a_scripted_part_is_scored_as_it_was_before_it_was_compiled() -> None:
+    model = bert()
+    expected = quick(model, bert_batches()).geodesic_sharpness
+    layer = model.bert.encoder.layer[0].intermediate
+    layer.dense = torch.jit.script(layer.dense)
+    before = Snapshot(model)
+    with pytest.warns(GeosharpWarning, match="compiled to TorchScript"):
+        found = quick(model, bert_batches()).geodesic_sharpness
+    assert found == pytest.approx(expected, rel=1e-9)
+    before.check()

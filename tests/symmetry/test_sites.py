@@ -25,6 +25,7 @@ from tests.symmetry.handmade import (
     TOKENS,
     WIDTH,
     Applied,
+    Chain,
     Chunked,
     Copied,
     Core,
@@ -956,6 +957,38 @@ def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callab
     found = find_symmetries(Residual(nn.Identity(), module()), inputs())
     assert not [p for p in found.pairs if p.kind in ("qk", "vo")]
     assert [u for u in found.unrecognised if u.startswith("parts.1") and u.endswith(reason)]
+
+
+def _scripted(module: nn.Module) -> nn.Module:
+    return torch.jit.script(module.double())  # type: ignore[no-any-return]
+
+
+class Compiled(Projected):
+    """Queries, keys and values by modules that are compiled to TorchScript."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (_scripted(p) for p in (self.q, self.k, self.v))
+
+
+@pytest.mark.parametrize(
+    ("module", "inside"),
+    [
+        (lambda: _scripted(Chain(functional.gelu, 20)), [""]),
+        (lambda: torch.jit.trace(Fused("s n h").double(), inputs()["x"]), [""]),
+        (Compiled, [".q", ".k", ".v"]),
+    ],
+    ids=["a script", "a recorded one", "projections"],
+)
+def test_what_is_compiled_to_torchscript_is_named(module: Callable[[], nn.Module], inside: list[str]) -> None:
+    model = Residual(module(), Projected())
+    found = find_symmetries(model, inputs())
+    assert groups(found, "qk") == {f"GL({HEAD})": 4}
+    assert [u.split(":")[0] for u in found.unrecognised if u.endswith("TorchScript, which cannot be looked into")] == [
+        f"parts.0{name}" for name in inside
+    ]
+    assert set(found.unrecognised) <= set(found.missed)
+    assert verify(model, found, [inputs(1)], each=True).map == found
 
 
 def test_shares_that_are_handed_out_and_not_read_mix_no_values() -> None:
