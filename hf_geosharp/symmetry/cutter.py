@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from hf_geosharp.symmetry.events import Linear, Softmax, Trace
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
-from hf_geosharp.symmetry.weights import Slab, Weights
+from hf_geosharp.symmetry.weights import Part, Weights
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
 _EINSUMS = {torch.einsum, torch.functional.einsum}
@@ -120,6 +120,7 @@ class Cutter(TorchFunctionMode):
         if made is not None:
             return made
         result = func(*args, **kwargs)
+        self._weights.note(func, args, kwargs, result)
         if self.trace.norms:
             self._follow(func, args, kwargs, result)
         return result
@@ -150,15 +151,29 @@ class Cutter(TorchFunctionMode):
     # ------------------------------------------------------------------------------------------------------- cuts
 
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        return self._cut(
-            (*input.shape[:-1], weight.shape[0]),
-            -1,
-            input,
-            -1,
-            self._weights.slab(weight, (0,), (1,)),
-            bias,
-            weight.shape[1],
-        )
+        made = self._through(input, weight, bias)
+        if made is not None:
+            return made
+        return self._cut((*input.shape[:-1], weight.shape[0]), -1, input, -1, weight, (0,), (1,), bias)
+
+    def _through(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """A linear map by a sum or a product of matrices, such as an update of low rank, by each of them."""
+        found = self._weights.expression(weight)
+        if found is None:
+            return None
+        made, turned = found
+        args = [x.mT if turned and isinstance(x, Tensor) and x.ndim == 2 else x for x in made.args]
+        with self:
+            if made.kind == "kept":
+                args = [functional.linear(input, x) if isinstance(x, Tensor) and x.ndim == 2 else x for x in args]
+                product = made.func(*args, **made.kwargs)
+                return product if bias is None else product + bias
+            first, second = args
+            if made.kind == "product":
+                inner, outer = (first, second) if turned else (second, first)
+                return functional.linear(functional.linear(input, inner), outer, bias)
+            # The same sum of what the two give.
+            return made.func(functional.linear(input, first, bias), functional.linear(input, second))
 
     def _matmul(self, left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """x @ W with W (a view of) a parameter, one matrix or one for each head."""
@@ -167,21 +182,15 @@ class Cutter(TorchFunctionMode):
         if right.ndim > 2:
             made = self._matmul_of_heads(left, right)
             return made if made is None or bias is None else bias + made
-        if self._weights.owned(left):
+        if self._weights.known(left):
             return None
-        return self._cut(
-            (*left.shape[:-1], right.shape[1]),
-            -1,
-            left,
-            -1,
-            self._weights.slab(right, (1,), (0,)),
-            bias,
-            right.shape[0],
-        )
+        if bias is None and (made := self._through(left, right.mT, None)) is not None:
+            return made
+        return self._cut((*left.shape[:-1], right.shape[1]), -1, left, -1, right, (1,), (0,), bias)
 
     def _matmul_of_heads(self, left: Tensor, right: Tensor) -> Tensor | None:
         """x @ W where each of several matrices multiplies all of x: they are one linear map."""
-        if self._weights.owned(left) or not self._weights.owned(right) or left.shape[-1] != right.shape[-2]:
+        if self._weights.known(left) or not self._weights.known(right) or left.shape[-1] != right.shape[-2]:
             return None
         for axis in range(right.ndim - 2):
             if right.stride(axis) == 0:
@@ -221,7 +230,7 @@ class Cutter(TorchFunctionMode):
         """Whether each of several matrices of a parameter, experts', multiplies rows of its own."""
         if not all(isinstance(x, Tensor) and x.ndim == 3 for x in (left, right)) or len(left) != len(right):
             return False
-        return [self._weights.owned(x) for x in (left, right)] == [False, True]
+        return [self._weights.known(x) for x in (left, right)] == [False, True]
 
     def _convolution(
         self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
@@ -233,9 +242,7 @@ class Cutter(TorchFunctionMode):
             shape = func(input, weight, bias, *args, **kwargs).shape
         axis = 1 - weight.ndim
         grouped = weight.shape[1] != input.shape[axis]
-        return self._cut(
-            tuple(shape), axis, input, axis, self._weights.slab(weight, (0,), (1,)), bias, weight.shape[1], grouped
-        )
+        return self._cut(tuple(shape), axis, input, axis, weight, (0,), (1,), bias, grouped)
 
     def _einsum(self, *args: Any) -> Tensor | None:
         """x and W contracted over some letters, with W (a view of) a parameter: a linear map written out."""
@@ -260,7 +267,7 @@ class Cutter(TorchFunctionMode):
 
     def _contracted(self, names: Sequence[str], tensors: Sequence[Tensor], result: str) -> Tensor | None:
         """The cut in place of an einsum of x and (a view of) a parameter; None where it is something else."""
-        owned = [self._weights.owned(t) for t in tensors]
+        owned = [self._weights.known(t) for t in tensors]
         if [*map(bool, owned)].count(True) != 1 or any(
             len(n) != t.ndim or len(set(n)) < len(n) for n, t in zip(names, tensors, strict=True)
         ):
@@ -272,7 +279,6 @@ class Cutter(TorchFunctionMode):
             return None
         sizes = {c: n for name, t in zip(names, tensors, strict=True) for c, n in zip(name, t.shape, strict=True)}
         kept = [c for c in result if c not in new]
-        slab = self._weights.slab(tensors[w], [names[w].index(c) for c in new], [names[w].index(c) for c in summed])
         if len(summed) > 1:
             # What it reads becomes one axis too.
             order = [c for c in names[x] if c not in summed] + summed
@@ -285,9 +291,10 @@ class Cutter(TorchFunctionMode):
             -1,
             source,
             source_axis,
-            slab,
+            tensors[w],
+            [names[w].index(c) for c in new],
+            [names[w].index(c) for c in summed],
             None,
-            math.prod(sizes[c] for c in summed),
         )
         if flat is None:
             return None
@@ -349,29 +356,45 @@ class Cutter(TorchFunctionMode):
         return leaf.movedim(-1, dim)
 
     def _cut(
-        self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Slab | None,
-        bias: Tensor | None, inputs: int, grouped: bool = False,
+        self, shape: tuple[int, ...], axis: int, source: Tensor, source_axis: int, weight: Tensor,
+        out: Sequence[int], inner: Sequence[int], bias: Tensor | None, grouped: bool = False,
     ) -> Tensor | None:  # fmt: skip
-        """The leaf in place of a linear map's output; None where its weight is no part of a parameter."""
-        if weight is None:
+        """The leaf in place of a linear map's output; None where its weight is not made of parameters.
+
+        ``out`` and ``inner`` are the axes of the weight that count outputs and inputs. Where several parameters make
+        the outputs there are several leaves, put together as the weight was.
+        """
+        if bias is not None and bias.shape != (shape[axis],):
             return None
-        place = None
-        if bias is not None:
-            place = self._weights.slab(bias, (0,), ()) if bias.ndim == 1 else None
-            if place is None and bias.shape != (shape[axis],):
-                return None
-        noise = torch.randn(shape, generator=self._generator, dtype=torch.float32)
-        leaf = noise.to(source.device, source.dtype).requires_grad_()
-        self._note(
-            Linear(
-                weight, place, source, source_axis, leaf, axis, tuple(self.scope), inputs, shape[axis], grouped
+        slab, rows = self._weights.slab(weight, out, inner), torch.arange(shape[axis])
+        whole = None if slab is None else Part(slab, rows, rows)
+        parts = self._weights.parts(weight, out, inner) if whole is None else [whole]
+        if not parts or (grouped and whole is None):
+            return None
+        places = [None if bias is None else self._weights.vector(bias, part) for part in parts]
+        inputs, written = math.prod(weight.shape[a] for a in inner), []
+        for part, place in zip(parts, places, strict=True):
+            count = shape[axis] if part is whole else int(part.features.max()) + 1
+            if len(part.slab.out) > 1:
+                count = math.prod(part.slab.shape[d] for d in part.slab.out)
+            size = list(shape)
+            size[axis] = count
+            noise = torch.randn(size, generator=self._generator, dtype=torch.float32)
+            leaf = noise.to(source.device, source.dtype).requires_grad_()
+            own = None if None in places else place
+            self._note(
+                Linear(part.slab, own, source, source_axis, leaf, axis, tuple(self.scope), inputs, count, grouped)
             )
-        )  # fmt: skip
-        if bias is not None and place is None:
-            # Made of parameters, put together say: they enter by themselves.
-            return leaf + bias.view(-1, *[1] * (-1 - axis))
-        # What comes after may write in place, which a leaf does not allow.
-        return leaf.clone()
+            # What comes after may write in place, which a leaf does not allow.
+            written.append(leaf.clone() if part is whole else leaf.index_select(axis, part.features.to(leaf.device)))
+        result = written[0]
+        if whole is None:
+            order = torch.cat([part.rows for part in parts]).argsort()
+            result = torch.cat(written, axis).index_select(axis, order.to(result.device))
+        if bias is not None and None in places:
+            # Made of parameters in another way: they enter by themselves.
+            result = result + bias.view(-1, *[1] * (-1 - axis))
+        return result
 
     def _note(self, event: Linear | Softmax) -> None:
         self.trace.order.append(event)

@@ -1,11 +1,21 @@
-"""Weights of linear maps: which part of which parameter a tensor is."""
+"""Weights of linear maps: which part of which parameter a tensor is, or which parts of which it is made of.
+
+Code may copy parameters before it uses them: put together, reordered, in another precision, times a number. Every entry
+of the copy is then one entry of a parameter, and a linear map with the copy is one with the parameters whose outputs
+are put together, and in order, in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 @dataclass(frozen=True)
@@ -23,12 +33,70 @@ class Slab:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Outputs of a linear map that one parameter makes: ``rows`` of them are ``features`` of the slab's."""
+
+    slab: Slab
+    rows: Tensor
+    features: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """How a tensor was made of parameters: the call, what it does to their entries, and where it put them.
+
+    ``version`` is the state of the memory then: what is written there later is not known.
+    """
+
+    kind: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    version: int
+    place: tuple[Any, ...]
+
+
+_KEPT = {
+    torch.clone, Tensor.clone, Tensor.contiguous, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.double,
+    Tensor.half, Tensor.bfloat16, torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__,
+    Tensor.__rmul__, torch.div, torch.true_divide, Tensor.div, Tensor.__truediv__, Tensor.neg, Tensor.__neg__,
+}  # fmt: skip
+"""Every entry stays in its place, but for a constant factor."""
+
+_MOVED = {
+    torch.cat, torch.concat, torch.concatenate, torch.stack, torch.vstack, torch.hstack, torch.reshape, Tensor.reshape,
+    torch.flatten, Tensor.flatten, Tensor.repeat, torch.tile, Tensor.tile, torch.repeat_interleave,
+    Tensor.repeat_interleave, torch.flip, Tensor.flip, torch.roll, Tensor.roll,
+}  # fmt: skip
+"""Every entry is copied to some place. (What is picked by indices is a table of positions, as a rule.)"""
+
+_SUMS = {torch.add, Tensor.add, Tensor.__add__, torch.sub, Tensor.sub, Tensor.__sub__}
+_PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
+
+MAX_ENTRIES = 1 << 26
+"""Of a copy whose entries are looked up one by one."""
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for own in x:
+            yield from _tensors(own)
+
+
 class Weights:
-    """Tells the parameters of a model by their memory."""
+    """Tells the parameters of a model by their memory, and what is made of them alone by how it was made."""
 
     def __init__(self, owners: Mapping[int, list[tuple[str, Tensor]]]) -> None:
         """``owners`` has the names and parameters of each storage."""
         self._owners = owners
+        self._made: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        everything = [both for own in owners.values() for both in own]
+        self._names = [name for name, _ in everything]
+        self._begin = dict(zip(self._names, _sums(p.numel() for _, p in everything), strict=True))
+        self._shapes = {name: tuple(p.shape) for name, p in everything}
 
     def owned(self, tensor: Tensor) -> bool | None:
         """Whether a tensor is (a view of) a parameter; None where that cannot be told."""
@@ -36,6 +104,149 @@ class Weights:
             return tensor.untyped_storage().data_ptr() in self._owners
         except (NotImplementedError, RuntimeError):
             return None  # within vmap: no memory
+
+    def known(self, tensor: Tensor) -> bool | None:
+        """Whether it is (a view of) a parameter, or of what is made of parameters alone."""
+        owned = self.owned(tensor)
+        return owned if owned is not False else self._recipe(tensor) is not None
+
+    def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Remembers how a tensor was made, if it is made of parameters alone."""
+        kind = _kind(func, args, kwargs, result)
+        if not kind or self.known(result) is not False or result.numel() != _root(result).numel():
+            return
+        moving = [t for t in _tensors(args) if t.requires_grad]
+        if not moving or not all(self.known(t) for t in moving):
+            return
+        if kind == "kept" and (len(moving) != 1 or moving[0].shape != result.shape):
+            return
+        if kind in ("sum", "product") and (len(moving) != 2 or any(t.ndim != 2 for t in moving)):
+            return
+        self._made[_root(result)] = Made(kind, func, args, kwargs, result._version, _layout(result))
+
+    def _recipe(self, tensor: Tensor) -> Made | None:
+        made: Made | None = self._made.get(_root(tensor))
+        return made if made is not None and made.version == tensor._version else None
+
+    def expression(self, matrix: Tensor) -> tuple[Made, bool] | None:
+        """How a matrix is made that is more than copied, and whether it was turned since: a sum, a product."""
+        made = self._recipe(matrix) if matrix.ndim == 2 else None
+        if made is None or made.kind == "moved":
+            return None
+        if made.kind == "kept":
+            tensors = list(_tensors(made.args))
+            if any(self.expression(t) is None for t in tensors if t.requires_grad):
+                return None
+            if any(t.numel() > 1 for t in tensors if not t.requires_grad):
+                return None
+        if _layout(matrix) == made.place:
+            return made, False
+        return (made, True) if _layout(matrix.mT) == made.place else None
+
+    def parts(self, weight: Tensor, out: Sequence[int], inner: Sequence[int]) -> list[Part] | None:
+        """Which features of which parameters a linear map with a copy writes; None where that cannot be told."""
+        if weight.numel() > MAX_ENTRIES or not self.known(weight):
+            return None
+        found = self._entries(weight)
+        if found is None:
+            return None
+        table = found.permute(*out, *inner).reshape(math.prod(weight.shape[a] for a in out), -1)
+        if not table.numel() or table.shape[1] < 2 or bool((table < 0).any()):
+            return None
+        begins = [self._begin[name] for name in self._names]
+        owner = torch.bucketize(table[:, 0].contiguous(), torch.tensor(begins), right=True) - 1
+        parts = []
+        for index in owner.unique().tolist():
+            rows = (owner == index).nonzero().flatten()
+            part = self._part(self._names[index], rows, table[rows] - begins[index])
+            if part is None:
+                return None
+            parts.append(part)
+        return parts
+
+    def _part(self, name: str, rows: Tensor, table: Tensor) -> Part | None:
+        """The rows of a table of entries of one parameter as features of it; None where they are no linear map's."""
+        shape = self._shapes[name]
+        first = table[:, :1]
+        if not bool((table - first == table[:1] - first[:1]).all()) or int(table.max()) >= math.prod(shape):
+            return None
+        across = torch.unravel_index(table[0], shape)
+        inner = tuple(d for d, index in enumerate(across) if bool((index != index[0]).any()))
+        along = torch.unravel_index(first[:, 0], shape)
+        out = tuple(d for d, index in enumerate(along) if d not in inner and bool((index != index[0]).any()))
+        if not out:
+            out = tuple(d for d, n in enumerate(shape) if d not in inner and n > 1)[-1:]
+        if not inner or not out or any(bool((along[d] != along[d][0]).any()) for d in inner):
+            return None
+        read = _within(across, inner, shape)
+        if not torch.equal(read, torch.arange(len(read)) + read[0]) or (len(inner) > 1 and int(read[0])):
+            return None
+        if len(inner) > 1 and len(read) != math.prod(shape[d] for d in inner):
+            return None
+        written = _within(along, out, shape)
+        begin = int(written.min()) if len(out) == 1 else 0
+        start = [int(index[0]) for index in along]
+        for d in out:
+            start[d] = begin
+        for d in inner:
+            start[d] = int(read[0]) if len(inner) == 1 else 0
+        return Part(Slab(name, out, inner, tuple(start), shape), rows, written - begin)
+
+    def vector(self, bias: Tensor, part: Part) -> Slab | None:
+        """Where in a parameter the entries of a bias lie that belong to a part, in the order of its features."""
+        found = self._entries(bias)
+        if found is None or bias.ndim != 1:
+            return None
+        own = found[part.rows]
+        name = self._names[bisect_right([self._begin[n] for n in self._names], int(own[0])) - 1]
+        shifts = own - self._begin[name] - part.features
+        if int(own.min()) < self._begin[name] or len(self._shapes[name]) != 1 or bool((shifts != shifts[0]).any()):
+            return None
+        if int(own.max()) >= self._begin[name] + self._shapes[name][0]:
+            return None
+        return Slab(name, (0,), (), (int(shifts[0]),), self._shapes[name])
+
+    def _entries(self, tensor: Tensor) -> Tensor | None:
+        """The number of the entry that each entry is a copy of, all parameters numbered in a row; -1 for constants."""
+        if self.owned(tensor):
+            return self._numbers(tensor)
+        made = self._recipe(tensor)
+        if made is None:
+            return None if tensor.requires_grad else torch.full(tensor.shape, -1)
+        if made.kind not in ("kept", "moved"):
+            return None
+        if made.kind == "kept":
+            (of,) = (t for t in _tensors(made.args) if t.requires_grad)
+            whole = self._entries(of)
+        else:
+            args = self._numbered(made.args)
+            whole = None if args is None else made.func(*args, **made.kwargs)
+        if whole is None:
+            return None
+        root = _root(tensor)
+        memory = torch.empty_strided(root.shape, root.stride(), dtype=torch.long)
+        memory.as_strided(*made.place).copy_(whole)
+        return memory.as_strided(*_layout(tensor))
+
+    def _numbered(self, args: Any) -> Any:
+        """Arguments with the numbers of entries in place of tensors of numbers; None where some cannot be told."""
+        if isinstance(args, Tensor):
+            return self._entries(args) if args.is_floating_point() else args.cpu()
+        if isinstance(args, (list, tuple)):
+            out = [self._numbered(x) for x in args]
+            lost = any(n is None and x is not None for n, x in zip(out, args, strict=True))
+            return None if lost else type(args)(out)
+        return args
+
+    def _numbers(self, tensor: Tensor) -> Tensor | None:
+        for name, p in self._owners[tensor.untyped_storage().data_ptr()]:
+            offset = int(tensor.storage_offset() - p.storage_offset())
+            if 0 <= offset < p.numel() and p.is_contiguous():
+                numbers = torch.full(tensor.shape, offset + self._begin[name])
+                for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+                    numbers += (torch.arange(size) * stride).view(-1, *[1] * (tensor.ndim - axis - 1))
+                return numbers
+        return None
 
     def slab(self, tensor: Tensor, out: Sequence[int], inner: Sequence[int]) -> Slab | None:
         """Where in a parameter a view of it lies, if its axes are dimensions of the parameter."""
@@ -65,3 +276,40 @@ class Weights:
                         name, tuple(dims[a] for a in out), tuple(dims[a] for a in inner), tuple(start), tuple(p.shape)
                     )
         return None
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """What a view is a view of."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+
+def _kind(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> str:
+    """What a call does to entries of parameters; "" where none of this."""
+    if not isinstance(result, Tensor) or not result.requires_grad or not result.is_floating_point():
+        return ""
+    if func in _KEPT:
+        return "kept"
+    if func in _MOVED:
+        return "moved"
+    if func in _SUMS and not kwargs and len(args) == 2:
+        return "sum"
+    return "product" if func in _PRODUCTS and not kwargs and len(args) == 2 else ""
+
+
+def _within(indices: Sequence[Tensor], dimensions: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """One index for those along several dimensions, the last one fastest."""
+    whole = torch.zeros_like(indices[0])
+    for d in dimensions:
+        whole = whole * shape[d] + indices[d]
+    return whole
+
+
+def _sums(sizes: Iterator[int]) -> list[int]:
+    out = [0]
+    for size in sizes:
+        out.append(out[-1] + size)
+    return out[:-1]

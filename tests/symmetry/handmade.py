@@ -345,11 +345,22 @@ class Chunked(nn.Module):
 
 
 class Copied(Chunked):
-    """Weights are rearranged into new memory before use: nobody can tell what of the parameter is what."""
+    """Weights are rearranged into new memory before use."""
 
     def forward(self, x: Tensor) -> Tensor:
         weights = self.weight.view(4, 3, HEAD, WIDTH)
         return self.o(attend(*(split(x @ weights[:, i].reshape(-1, WIDTH).T, 4) for i in range(3))))  # type: ignore[no-any-return]
+
+
+class Prepared(Projected):
+    """Weights are copied, or computed of several, before use: ``project`` makes what q, k and v are split from."""
+
+    def __init__(self, project: Callable[[Any, Tensor], Sequence[Tensor]], **options: Any) -> None:
+        super().__init__(**options)
+        self.project = project
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(attend(*(split(y, 4) for y in self.project(self, x))))  # type: ignore[no-any-return]
 
 
 class Separate(nn.Module):

@@ -6,7 +6,7 @@ Each claim is also moved far along its orbit: outputs must stay to rounding, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.feature_views import _nested, _regular
@@ -36,6 +37,7 @@ from tests.symmetry.handmade import (
     Latent,
     Mlp,
     Pointwise,
+    Prepared,
     Projected,
     Residual,
     Separate,
@@ -178,6 +180,124 @@ LAYOUTS = {
     "keys and values of a latent": Site(Latent, folds=NONE),
     "keys and values of a latent with a norm": Site(lambda: Latent(norm=True), folds={"norm_gain": 8}),
 }  # fmt: skip
+
+# ----------------------------------------------------------------------------------- weights that are made beforehand
+
+
+def _through(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
+    """The weights of queries, keys and values are changed one by one."""
+    return lambda: Prepared(lambda m, x: [functional.linear(x, change(p.weight), p.bias) for p in (m.q, m.k, m.v)])
+
+
+def _together(m: Prepared, x: Tensor) -> Sequence[Tensor]:
+    """One product for all three, in another order."""
+    maps = (m.k, m.q, m.v)
+    k, q, v = functional.linear(x, torch.cat([p.weight for p in maps]), torch.cat([p.bias for p in maps])).chunk(3, -1)
+    return q, k, v
+
+
+def _shards(m: Prepared, x: Tensor) -> Sequence[Tensor]:
+    """A part of each, and then the rest of each."""
+    maps = (m.q, m.k, m.v)
+    cut = [torch.cat([w[: 2 * HEAD] for w in own] + [w[2 * HEAD :] for w in own]) for own in _own(maps)]
+    first = functional.linear(x, *cut).unflatten(-1, (2, 3, -1))
+    return first.transpose(-2, -3).flatten(-2).unbind(-2)
+
+
+def _own(maps: Sequence[nn.Linear]) -> list[list[Tensor]]:
+    return [[p.weight for p in maps], [p.bias for p in maps]]
+
+
+def _updated(change: Callable[[Tensor, Tensor], Tensor], transposed: bool = False) -> Callable[[], nn.Module]:
+    """An update of low rank of the queries' matrix; ``change`` puts it together with the matrix."""
+
+    def project(m: Prepared, x: Tensor) -> Sequence[Tensor]:
+        if transposed:
+            weight = change(m.q.weight.T, m.a.T @ m.b.T)
+            return x @ weight + m.q.bias, m.k(x), m.v(x)
+        return functional.linear(x, change(m.q.weight, m.b @ m.a), m.q.bias), m.k(x), m.v(x)
+
+    return lambda: Prepared(project, a=(3, WIDTH), b=(4 * HEAD, 3))
+
+
+def _pruned() -> nn.Module:
+    """A third of the entries of queries, keys and values are masked."""
+    module = Projected().double()
+    for seed, part in enumerate((module.q, module.k, module.v)):
+        scores = torch.rand(part.weight.shape, generator=torch.Generator().manual_seed(seed))
+        prune.l1_unstructured(part, "weight", 0.3, importance_scores=scores)
+    return module
+
+
+APART = {"GL(1)": 4 * HEAD}
+
+MADE = {
+    "weights copied": Site(_through(torch.clone)),
+    "weights in single precision": Site(_through(lambda w: w.float().to(w.dtype))),
+    "weights times a number": Site(_through(lambda w: 0.3 * w)),
+    "weights over a number": Site(_through(lambda w: w / torch.tensor(5.0))),
+    "weights copied time and again": Site(_through(lambda w: (-w.clone()).contiguous() * 2)),
+    "weights turned in memory": Site(_through(lambda w: w.T.clone().T)),
+    "weights and biases put together": Site(lambda: Prepared(_together)),
+    "weights put together in shards": Site(lambda: Prepared(_shards)),
+    "weights put side by side": Site(
+        lambda: Prepared(
+            lambda m, x: (x @ torch.cat([p.weight.T for p in (m.q, m.k, m.v)], 1)).chunk(3, -1), bias=False
+        ),
+        folds=NONE,
+    ),
+    "weights stacked": Site(
+        lambda: Prepared(
+            lambda m, x: torch.einsum("bti,soi->sbto", x, torch.stack([p.weight for p in (m.q, m.k, m.v)])).unbind(),
+            bias=False,
+        ),
+        folds=NONE,
+    ),
+    "weights once for each sample": Site(
+        lambda: Prepared(
+            lambda m, x: [torch.bmm(x, p.weight.T.repeat(len(x), 1, 1)) for p in (m.q, m.k, m.v)], bias=False
+        ),
+        folds=NONE,
+    ),
+    "weights once for each query of a key": Site(
+        lambda: Prepared(
+            lambda m, x: [
+                m.q(x),
+                *(
+                    functional.linear(x, p.weight.unflatten(0, (2, HEAD)).repeat_interleave(2, 0).flatten(0, 1))
+                    for p in (m.k, m.v)
+                ),
+            ],
+            key_heads=2,
+            bias=False,
+        ),
+        TWO, TWO, NONE,
+    ),
+    "weights rearranged in memory": Site(Copied, folds=NONE),
+    "weights rearranged in another way": Site(
+        lambda: Prepared(
+            lambda m, x: [
+                functional.linear(x, p.weight.unflatten(0, (HEAD, 4)).transpose(0, 1).reshape(-1, WIDTH), p.bias)
+                for p in (m.q, m.k, m.v)
+            ]
+        ),
+        folds=NONE,
+    ),
+    "weights with a mask": Site(_pruned, APART, APART),
+    "weights with an update of low rank": Site(_updated(torch.add)),
+    "weights with an update of low rank, times a number": Site(_updated(lambda w, u: w + 0.5 * u)),
+    "weights less an update of low rank, in another precision": Site(
+        _updated(lambda w, u: (w - u / 2).float().to(w.dtype))
+    ),
+    "weights with an update of low rank, transposed": Site(_updated(torch.add, True)),
+    "matrices that are copied": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, w.clone())), folds=NONE
+    ),
+    "matrices times a number": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, 0.7 * w)), folds=NONE
+    ),
+}  # fmt: skip
+"""What is made of parameters entry by entry, or as a sum or a product of them, is one of them as far as heads go."""
 
 # -------------------------------------------------------------------------------------- what happens to q, k and v
 
@@ -535,13 +655,15 @@ UNCLAIMED = {
     "coordinates in another order": Site(
         of(_order("q", [3, 0, 5, 1, 4, 2], 3)), NONE, folds=VALUE_BIAS, named=("qk",)
     ),
-    "weights rearranged in memory": Site(Copied, NONE, named=("qk",)),
-    "matrices that are copied": Site(
-        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, w.clone())), NONE, folds=NONE, named=("qk",)
+    "matrices that are bent": Site(
+        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, torch.tanh(w))), NONE, folds=NONE, named=("qk",)
     ),
-    "matrices times a number": Site(
-        lambda: Applied(lambda x, w: torch.einsum("bti,nhi->bnth", x, 0.7 * w)), NONE, folds=NONE, named=("qk",)
+    "weights turned around": Site(
+        lambda: Prepared(lambda m, x: [x @ p.weight.flip(0).T for p in (m.q, m.k, m.v)], bias=False),
+        NONE, NONE, NONE, named=("qk", "vo"),
     ),
+    "weights times weights": Site(_through(lambda w: w * w), NONE, NONE, NONE, named=("qk", "vo")),
+    "normalised weights": Site(_through(functional.normalize), NONE, NONE, NONE, named=("qk", "vo")),
     "matrices on the left": Site(
         lambda: Applied(lambda x, w: (w @ x.mT[:, None]).mT), NONE, folds=NONE, named=("qk",)
     ),
@@ -551,7 +673,7 @@ UNCLAIMED = {
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
-SITES = {**LAYOUTS, **CORES, **SUB_NORMS, **UNCLAIMED}
+SITES = {**LAYOUTS, **MADE, **CORES, **SUB_NORMS, **UNCLAIMED}
 each_site = pytest.mark.parametrize("name", SITES)
 find = finder(SITES)
 
@@ -582,7 +704,7 @@ def test_folds_are_those_worked_out_by_hand(name: str) -> None:
     assert all(n <= SITES[name].folds.get(kind, 0) for kind, n in out.items())
 
 
-FOLDS_MAY_BE_MISSING = {*UNCLAIMED, "weights handed on with their biases copied into one"}
+FOLDS_MAY_BE_MISSING = {*UNCLAIMED}
 """A bias is looked for only in the pairs that were found."""
 
 
@@ -745,7 +867,7 @@ def test_what_two_softmaxes_mix_is_one_head_where_it_is_normalised_as_one(key_he
     assert verify(model, found, [inputs(1)], each=True).map == found
 
 
-@pytest.mark.parametrize("name", ["matrices that are copied", "matrices on the left", "products that are summed"])
+@pytest.mark.parametrize("name", ["matrices on the left", "products that are summed"])
 def test_matrices_that_pass_for_weights_of_norms_are_named_as_found_in_part(name: str) -> None:
     """Each coordinate of a head can be scaled, which is not all that there is; and so it is of every layer."""
     found = find_symmetries(Residual(*(SITES[name].module() for _ in range(2))), inputs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.trace import is_norm, trace
-from hf_geosharp.symmetry.weights import Slab
+from hf_geosharp.symmetry.weights import Slab, Weights
 from tests.families import BY_NAME, batch_of, build, identical, state
 from tests.symmetry.handmade import (
     HEAD,
@@ -146,7 +148,10 @@ def test_a_parameter_is_found_however_it_is_used_as_a_linear_map(name: str) -> N
 
 UNCUT: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "a changed parameter": (IN, lambda x, w: x @ torch.tanh(w)),
-    "a copied parameter": (IN, lambda x, w: x @ w.clone()),
+    "a copy that is written to": (IN, lambda x, w: x @ w.clone().mul_(2)),
+    "a copy that was cut off": (IN, lambda x, w: x @ w.clone().detach()),
+    "a copy with an entry of its own": (IN, lambda x, w: x @ torch.cat([w[:1] * 0 + 1, torch.ones_like(w[1:])])),
+    "its square": (IN, lambda x, w: x @ (w * w)),
     "the parameter on the left": (IN, lambda x, w: (w @ x.mT).mT),
     "an elementwise product": ((WIDTH,), lambda x, w: x * w),
     "a diagonal of it": (IN, lambda x, w: x * w.diagonal()),
@@ -183,8 +188,73 @@ def test_chunks_of_one_parameter_begin_where_they_lie_and_so_do_their_biases() -
     assert [x.bias.start for x in found if x.bias] == [(0,), (SIZE,), (2 * SIZE,)]
 
 
-def test_weights_that_are_rearranged_in_memory_are_not_taken_for_the_parameter() -> None:
-    assert of(traced(Copied()), "weight") == []
+def test_weights_that_are_rearranged_in_memory_are_features_of_the_parameter() -> None:
+    found = of(traced(Copied()), "weight")
+    assert [x.weight.start for x in found] == [(0, 0), (HEAD, 0), (2 * HEAD, 0)]
+    assert [x.outputs for x in found] == [3 * SIZE - 2 * HEAD] * 3
+
+
+def _parameters() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"a": (6, 5), "b": (5, 4), "c": (2, 3, 5), "d": (4, 3, 5), "e": (2, 4, 3)}
+    return {n: torch.randn(shape, generator=generator).requires_grad_() for n, shape in shapes.items()}
+
+
+COPIES: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "a copy": (lambda a, b, c, d, e: a.clone(), "a"),
+    "a part": (lambda a, b, c, d, e: a[1:4].clone(), "a"),
+    "every second row": (lambda a, b, c, d, e: a[1::2], "a"),
+    "some columns": (lambda a, b, c, d, e: a[:, 1:3].contiguous(), "a"),
+    "turned in memory": (lambda a, b, c, d, e: a.T.contiguous().T, "a"),
+    "a transposed one": (lambda a, b, c, d, e: b.T.double(), "b"),
+    "two of them": (lambda a, b, c, d, e: torch.cat([a, b.T, a[:2]]), "ab"),
+    "stacked": (lambda a, b, c, d, e: torch.stack([a, a.flip(0)]).flatten(0, 1), "a"),
+    "repeated": (lambda a, b, c, d, e: a.repeat(2, 1).repeat_interleave(3, dim=0), "a"),
+    "one of three axes": (lambda a, b, c, d, e: c[1].clone(), "c"),
+    "along another axis": (lambda a, b, c, d, e: c[:, 1].clone(), "c"),
+    "of three axes": (lambda a, b, c, d, e: c.reshape(6, 5).clone(), "c"),
+    "of three axes in another order": (lambda a, b, c, d, e: d.transpose(0, 1).reshape(12, 5), "d"),
+    "read along two axes": (lambda a, b, c, d, e: e.flatten(1).clone(), "e"),
+    "all at once": (lambda a, b, c, d, e: torch.cat([c[0], torch.cat([a, c[1]]).roll(2, 0), b.T]).clone(), "abc"),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_copy_is_told_row_by_row_what_it_is_of(name: str) -> None:
+    make, made_of = COPIES[name]
+    parameters = _parameters()
+    weights = Weights({p.untyped_storage().data_ptr(): [(n, p)] for n, p in parameters.items()})
+
+    class Noting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            weights.note(func, args, kwargs or {}, result)
+            return result
+
+    with Noting():
+        copy = make(*parameters.values())
+    parts = weights.parts(copy, (0,), (1,))
+    assert parts is not None
+    assert {part.slab.parameter for part in parts} == set(made_of)
+    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(len(copy)))
+    for part in parts:
+        slab, p = part.slab, parameters[part.slab.parameter].detach()
+        for d in range(p.ndim):
+            # Of a dimension that counts nothing there is one index; of others what comes from the start on.
+            count = p.shape[d] - slab.start[d] if d in (*slab.out, *slab.inner) else 1
+            p = p.narrow(d, slab.start[d], count)
+        own = p.permute(*slab.out, *slab.inner, *(d for d in range(p.ndim) if d not in (*slab.out, *slab.inner)))
+        own = own.reshape(math.prod(p.shape[d] for d in slab.out), -1)[:, : copy.shape[1]]
+        assert torch.equal(own[part.features].to(copy.dtype), copy.detach()[part.rows])
+
+
+@pytest.mark.parametrize("change", [lambda a: a.T.reshape(6, 5), lambda a: torch.cat([a[:, :2], a[:, 3:]], 1)])
+def test_a_copy_whose_rows_are_none_of_the_parameter_is_not_told(change: Callable[[Tensor], Tensor]) -> None:
+    a = _parameters()["a"]
+    weights = Weights({a.untyped_storage().data_ptr(): [("a", a)]})
+    copy = change(a)
+    weights.note(torch.reshape, (a.T, (6, 5)), {}, copy) if copy.shape == a.shape else None
+    assert weights.parts(copy, (0,), (1,)) is None
 
 
 @pytest.mark.parametrize("weights", [False, True])
