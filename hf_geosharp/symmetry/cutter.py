@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_geosharp.symmetry.events import Linear, Softmax, Trace
+from hf_geosharp.symmetry.events import Linear, Product, Softmax, Trace
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
 from hf_geosharp.symmetry.weights import Part, Weights
@@ -31,7 +31,16 @@ _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor
 
 _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
-_MAXIMA = ("MaxBackward", "AmaxBackward")
+_COMMON = ("MaxBackward", "AmaxBackward", "LogsumexpBackward")
+"""What is subtracted from the logits of a query for the sake of their exponentials: it is the same for all of them."""
+
+_BENDS = {
+    "exp", "exp2", "sigmoid", "relu", "relu6", "leaky_relu", "tanh", "square", "pow", "__pow__", "softplus", "elu",
+    "selu", "celu", "silu", "gelu", "hardtanh", "hardsigmoid", "hardswish", "abs", "sqrt", "log1p", "threshold",
+}  # fmt: skip
+"""Names of functions that may make weights of logits, entry by entry."""
+
+_LOG_SOFTMAXES = {functional.log_softmax, torch.log_softmax, Tensor.log_softmax}
 
 _LETTERS = string.ascii_letters
 
@@ -42,8 +51,8 @@ _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
 
 
-def _is_maximum(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.grad_fn is not None and x.grad_fn.name().startswith(_MAXIMA)
+def _is_common(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.grad_fn is not None and x.grad_fn.name().startswith(_COMMON)
 
 
 class Cutter(TorchFunctionMode):
@@ -55,6 +64,10 @@ class Cutter(TorchFunctionMode):
         self.scope: list[str] = []
         self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
         self._generator = torch.Generator().manual_seed(0)
+        self._products: dict[Any, Tensor] = {}
+        """Nodes of the graph that multiply what linear maps wrote with what linear maps wrote, and their results."""
+        self._bent: dict[Any, Tensor] = {}
+        """Nodes that bend something made of that, entry by entry, and what they bend."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
@@ -91,14 +104,16 @@ class Cutter(TorchFunctionMode):
         if func in _MATMULS and len(args) == 2 and not kwargs and self._batched(*args):
             with self:
                 return torch.stack([x @ w for x, w in zip(*args, strict=True)])
+        compared = False
         if func in _MATMULS or func in _EINSUMS:
-            self._mixing(args)
+            args = self._attending(func, args)
+            compared = self._mixing(args)
         elif func in _TIMES:
             self._weighing(args)
         elif func in _PICKS:
             self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
-        elif func in _MINUS and len(args) == 2 and _is_maximum(args[1]):
-            # What a softmax is kept from overflowing by: it is the same for all, and no softmax feels it.
+        elif func in _MINUS and len(args) == 2 and _is_common(args[1]):
+            # What a softmax is kept from overflowing by, or what makes it one: no softmax feels it.
             args = args[0], args[1].detach()
         made = None
         if func is functional.linear:
@@ -117,9 +132,18 @@ class Cutter(TorchFunctionMode):
             made = self._tensordot(args[0], args[1], ([-1], [-1]))
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
+        elif func in _LOG_SOFTMAXES and args and self._compares(args[0]):
+            made = args[0] + (func(*args, **kwargs) - args[0]).detach()
         if made is not None:
             return made
         result = func(*args, **kwargs)
+        if compared and result.grad_fn is not None:
+            self._products[result.grad_fn] = result
+            self.trace.compared.append(Product(result, tuple(self.scope)))
+        elif (
+            getattr(func, "__name__", "") in _BENDS and args and isinstance(result, Tensor) and self._compares(args[0])
+        ):
+            self._bent[result.grad_fn] = args[0]
         self._weights.note(func, args, kwargs, result)
         if self.trace.norms:
             self._follow(func, args, kwargs, result)
@@ -301,18 +325,73 @@ class Cutter(TorchFunctionMode):
         order = [*kept, *new]
         return flat.unflatten(-1, [sizes[c] for c in new]).permute([order.index(c) for c in result])
 
-    def _mixing(self, args: Any) -> None:
-        """Notes the softmaxes whose weights are multiplied with something that is computed: they mix."""
+    def _attending(self, func: Any, args: Any) -> Any:
+        """The arguments of a product, with weights that were made of logits by other functions cut like a softmax.
+
+        Where nothing bends them, a decay multiplies them say, weights are the first factor.
+        """
+        operands = [x for x in args if isinstance(x, Tensor)]
+        if not self._products or len(operands) != 2:
+            return args
+        behind = [self._logits(x, self._bent) for x in operands]
+        if behind == [None, None] and operands[0].grad_fn not in self._products:
+            behind[0] = self._logits(operands[0], self._products)
+        for i, (weights, logits) in enumerate(zip(operands, behind, strict=True)):
+            axis = _summed(args, i)
+            if logits is None or axis is None or behind[1 - i] is not None or logits.shape != weights.shape:
+                continue
+            leaf = weights.detach().movedim(axis, -1).clone().requires_grad_()
+            self._note(Softmax(logits.movedim(axis, -1), leaf, tuple(self.scope)))
+            return [leaf.movedim(-1, axis) if x is weights else x for x in args]
+        return args
+
+    def _compares(self, tensor: Any) -> bool:
+        """Whether a tensor is made of a product of what linear maps wrote."""
+        if not self._products or not isinstance(tensor, Tensor) or tensor.ndim < 3:
+            return False
+        return bool(self._up_to(tensor, self._products)[0])
+
+    def _logits(self, weights: Tensor, made: Mapping[Any, Tensor]) -> Tensor | None:
+        """The one tensor among these that weights are made of, if they are made of nothing else that is computed."""
+        if weights.ndim < 3 or not made:
+            return None
+        nodes, leaves = self._up_to(weights, made)
+        logits = {id(x): x for x in (made[node] for node in nodes)}
+        return next(iter(logits.values())) if len(logits) == 1 and not leaves else None
+
+    def _up_to(self, tensor: Tensor, ends: Container[Any]) -> tuple[set[Any], bool]:
+        """Nodes among ``ends`` that a tensor is made of, and whether it is made of leaves by other ways, too."""
+        found, leaves, seen, stack = set(), False, set(), [tensor.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in ends:
+                found.add(node)
+                continue
+            leaves |= hasattr(node, "variable")
+            stack.extend(n for n, _ in node.next_functions)
+        return found, leaves
+
+    def _mixing(self, args: Any) -> bool:
+        """Notes the softmaxes whose weights are multiplied with something that is computed: they mix.
+
+        Returns whether both factors are made of what linear maps wrote.
+        """
         flat = [x for a in args for x in (a if isinstance(a, (list, tuple)) else (a,))]
         operands = [x for x in flat if isinstance(x, Tensor)]
         if len(operands) != 2 or any(self._weights.owned(x) is not False for x in operands):
-            return
+            return False
         for operand in operands:
             if operand.ndim > 2:
                 self.trace.mixing |= self._softmaxes_behind(operand)
         written = {id(x.leaf) for x in self.trace.linears}
-        if self.scope and all(x.ndim > 2 and any(id(s) in written for s in self.trace.sources(x)) for x in operands):
+        if not all(x.ndim > 2 and any(id(s) in written for s in self.trace.sources(x)) for x in operands):
+            return False
+        if self.scope:
             self.trace.products.setdefault(self.scope[-1])
+        return True
 
     def _weighing(self, args: Any) -> None:
         """Notes the softmaxes whose weights, all at once, are multiplied with something that is computed."""
@@ -402,6 +481,19 @@ class Cutter(TorchFunctionMode):
             self.trace.linears.append(event)
         else:
             self.trace.softmaxes.append(event)
+
+
+def _summed(args: Sequence[Any], operand: int) -> int | None:
+    """The axis of one of the two factors of a product that is summed over, from the last; None if it is not one."""
+    if not isinstance(args[0], str):
+        return -1 - operand if len(args) == 2 else None
+    sides, arrow, result = args[0].replace(" ", "").partition("->")
+    names = sides.split(",")
+    summed = [c for c in names[operand] if c.isalpha() and c in names[1 - operand] and c not in result]
+    if not arrow or len(summed) != 1:
+        return None
+    after = names[operand].partition(summed[0])[2]
+    return None if "." in after else -1 - len(after)
 
 
 def _picked(tensor: Tensor) -> bool:

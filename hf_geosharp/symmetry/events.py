@@ -44,6 +44,14 @@ class Softmax:
     scope: tuple[str, ...]
 
 
+@dataclass(eq=False)
+class Product:
+    """A product of what linear maps wrote with what linear maps wrote."""
+
+    result: Tensor
+    scope: tuple[str, ...]
+
+
 @dataclass
 class Trace:
     """The linear maps and softmaxes of one forward pass, in order, and the arguments of every module's first call."""
@@ -71,6 +79,8 @@ class Trace:
     """Modules with parameters that are compiled to TorchScript: nothing of what they do is seen."""
     products: dict[str, None] = field(default_factory=dict)
     """Modules that multiply what linear maps wrote with what linear maps wrote."""
+    compared: list[Product] = field(default_factory=list)
+    """The products themselves."""
     operations: dict[str, set[object]] = field(default_factory=dict)
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
 

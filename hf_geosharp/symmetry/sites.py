@@ -87,9 +87,88 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
         if seen is not None:
             known[seen.key] = seen, found
         yield found
+    yield from _plain(trace, families)
 
 
 _NOTHING = Couplings((), frozenset())
+
+PLAIN = "no softmax, or another function, of a product of queries and keys is seen"
+"""Of values that are mixed in another way."""
+
+
+def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
+    """Values that meet something computed in a product that no softmax comes from, and the linear map that reads it.
+
+    Keys that are bent each by itself meet values first, and queries then: a matrix for each head, which what is read is
+    linear in.
+    """
+    weights = {id(s.leaf) for s in trace.softmaxes}
+    taken: set[int] = set()
+    for number, product in enumerate(trace.compared):
+        output = next((x for x in trace.linears if _reaches(x.source, product.result)), None)
+        if output is None or id(output) in taken or any(id(s) in weights for s in trace.sources(output.source)):
+            continue
+        last = [p.result for p in trace.compared[number:] if _reaches(p.result, product.result)][-1]
+        try:
+            vo = _alone(trace, families, product.result, output)
+            qk = _NOTHING if vo is None else _bent(trace, families, product.result, last, vo)
+        except RuntimeError:  # something was overwritten, or has no second derivatives
+            continue
+        if vo is not None:
+            taken.add(id(output))
+            stand_in = Softmax(last, last, product.scope)
+            yield Attention(stand_in, output, common([product.scope, output.scope]), qk, vo, ())
+
+
+def _alone(trace: Trace, families: Families, product: Tensor, output: Linear) -> Couplings | None:
+    """The columns of an output projection, and the one linear map that what it reads of a product is linear in."""
+    place = families.inputs(output)
+    if place is None:
+        return None
+    columns = Port(torch.ones_like(output.source).requires_grad_(), output.source_axis, *place)
+    with torch.enable_grad():
+        (by_product,) = torch.autograd.grad(output.source, product, columns.tensor, create_graph=True)
+        form = by_product * product
+    seeds = [torch.zeros(0, dtype=torch.bool), torch.ones(columns.count, dtype=torch.bool)]
+    for port in _ports(trace, families, trace.sources(form)):
+        if port.axis is not None and _factors(form, [port, columns], seeds) == [0, 1]:
+            found = couplings(contracted(form), [port, columns], seeds)
+            if not found.reason:
+                return found
+    return None
+
+
+def _bent(trace: Trace, families: Families, product: Tensor, last: Tensor, vo: Couplings) -> Couplings:
+    """Queries and keys in the last of the products: all but values, keys by the first of them."""
+    values = {family for family, _ in vo.nodes}
+    ports = [p for p in _ports(trace, families, trace.sources(last)) if p.axis is not None and p.family not in values]
+    keys = {id(s) for s in trace.sources(product)}
+    seeds = [torch.full((p.count,), id(p.tensor) in keys) for p in ports]
+    if last is product or len({bool(x.any()) for x in seeds}) < 2:
+        return Couplings((), frozenset(), PLAIN)
+    with torch.enable_grad():
+        (by_product,) = torch.autograd.grad(last, product, torch.ones_like(last), create_graph=True)
+        found = couplings(contracted(by_product * product), ports, seeds)
+    # A sample where some feature is cut off everywhere is no head of the others.
+    whole = [i for i, own in enumerate(found.members) if not any(own < other for other in found.members)]
+    whole.sort(key=lambda i: sorted(found.members[i]))
+    members = tuple(found.members[i] for i in whole)
+    return replace(found, heads=tuple(found.heads[i] for i in whole), members=members) if found.heads else found
+
+
+def _reaches(tensor: Tensor, earlier: Tensor) -> bool:
+    """Whether a tensor is made of another one, which is no leaf."""
+    seen, stack = set(), [tensor.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if node is earlier.grad_fn:
+            return True
+        seen.add(node)
+        stack.extend(n for n, _ in node.next_functions)
+    return False
+
 
 ONE_SIDED = "its weights come from one side, no query meets a key"
 """Of a softmax that has no queries and keys: none are missed."""

@@ -582,6 +582,107 @@ CORES = {
     ),
 }  # fmt: skip
 
+# ------------------------------------------------------------------------------------- other weights than a softmax's
+
+
+class Alone(torch.autograd.Function):
+    """A softmax whose workings do not show."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        y = torch.softmax(logits, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y * (grad - (grad * y).sum(-1, keepdim=True))
+
+
+def _weights(make: Callable[[Tensor], Tensor], turn: Callable[[Tensor], Tensor] = lambda x: x) -> Core:
+    """Weights made of the logits by other means; ``turn`` acts on queries and keys."""
+    return lambda m, x, q, k, v: joined(make(turn(q) @ repeated(m, turn(k)).mT) @ repeated(m, v))
+
+
+def _shares(x: Tensor) -> Tensor:
+    return x / x.sum(-1, keepdim=True)
+
+
+def _masked(logits: Tensor) -> Tensor:
+    return _shares(torch.exp(logits - logits.amax(-1, keepdim=True)) * torch.ones_like(logits).tril())
+
+
+def _late(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Values are mixed before anything is divided by the sum."""
+    weights = (q @ k.mT).exp()
+    return joined(torch.einsum("bnts,bnsh->bnth", weights, v) / weights.sum(-1, keepdim=True))
+
+
+def _decaying(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The older a key is the less it counts; no function of the logits is taken."""
+    at = torch.arange(TOKENS)
+    return joined((half(q) @ half(k).mT * (0.9 ** (at[:, None] - at)).tril().to(x.dtype)) @ v)
+
+
+def _linear(bend: Callable[[Tensor], Tensor], *, shares: bool = False) -> Core:
+    """Queries and keys are bent each by itself, so that keys can meet values first."""
+
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = bend(q), bend(repeated(m, k)), repeated(m, v)
+        y = q @ (k.mT @ v)
+        return joined(y / (q @ k.sum(-2, keepdim=True).mT) if shares else y)
+
+    return core
+
+
+def _linear_in_letters(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = q.relu(), k.relu()
+    return torch.einsum("bnth,bnhe->btne", q, torch.einsum("bnsh,bnse->bnhe", k, v)).flatten(2)
+
+
+def _elu(x: Tensor) -> Tensor:
+    return functional.elu(x) + 1
+
+
+POSITIVE = {"GL(1)+": 4 * HEAD}
+
+OTHERS = {
+    "a softmax written out": Site(of(_weights(lambda x: _shares(x.exp())))),
+    "a softmax written out, less the largest": Site(
+        of(_weights(lambda x: _shares(torch.exp(x - x.max(-1, keepdim=True).values))))
+    ),
+    "a softmax written out, masked": Site(of(_weights(_masked))),
+    "a softmax written out, divided afterwards": Site(of(_late)),
+    "a softmax by the logarithm of the sum": Site(
+        of(_weights(lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True))))
+    ),
+    "a softmax by its logarithm": Site(of(_weights(lambda x: functional.log_softmax(x, dim=-1).exp()))),
+    "a softmax that does not show": Site(of(_weights(Alone.apply))),
+    "a softmax written out, rotary": Site(of(_weights(lambda x: _shares(x.exp()), half)), TURNED, folds=VALUE_BIAS),
+    "sigmoids": Site(of(_weights(torch.sigmoid)), folds=NONE),
+    "sigmoids, less a number": Site(of(_weights(lambda x: (x / 2 - 2).sigmoid())), folds=NONE),
+    "sigmoids, rotary": Site(of(_weights(torch.sigmoid, half)), TURNED, folds=NONE),
+    "sigmoids, grouped queries": Site(of(_weights(torch.sigmoid), key_heads=2), TWO, TWO, NONE),
+    "sigmoids of queries and keys of length one": Site(of(_weights(torch.sigmoid, _unit)), ROTATED, folds=NONE),
+    "shares of sigmoids": Site(of(_weights(lambda x: _shares(torch.sigmoid(x)))), folds=VALUE_BIAS),
+    "squares": Site(of(_weights(lambda x: functional.relu(x).square() / TOKENS)), folds=NONE),
+    "decay": Site(of(_decaying), TURNED, folds=NONE),
+    "no function": Site(of(_linear(lambda x: x)), folds=NONE),
+    "linear attention": Site(of(_linear(_elu)), NONE, folds=NONE, named=("qk",)),
+    "linear attention, shares": Site(of(_linear(_elu, shares=True)), NONE, folds=VALUE_BIAS, named=("qk",)),
+    "linear attention, grouped queries": Site(
+        of(_linear(functional.silu), key_heads=2), NONE, TWO, NONE, named=("qk",)
+    ),
+    "linear attention by a softmax": Site(
+        of(lambda m, x, q, k, v: joined(q.softmax(-1) @ (k.softmax(-2).mT @ v))), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
+    "linear attention, cut off at zero": Site(of(_linear(functional.relu)), POSITIVE, folds=NONE),
+    "linear attention, cut off at zero, in letters": Site(of(_linear_in_letters), POSITIVE, folds=NONE),
+    "linear attention, rotary behind": Site(of(_linear(lambda x: half(_elu(x)))), NONE, folds=NONE, named=("qk",)),
+}  # fmt: skip
+"""Of queries and keys that are bent each by itself nothing is left, or their size where it passes through."""
+
 # ----------------------------------------------------------------------- what has none, or none of those looked for
 
 
@@ -673,7 +774,7 @@ UNCLAIMED = {
     "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
-SITES = {**LAYOUTS, **MADE, **CORES, **SUB_NORMS, **UNCLAIMED}
+SITES = {**LAYOUTS, **MADE, **CORES, **OTHERS, **SUB_NORMS, **UNCLAIMED}
 each_site = pytest.mark.parametrize("name", SITES)
 find = finder(SITES)
 
@@ -1048,26 +1149,27 @@ class Gate(nn.Module):
         return self.down(torch.tanh(self.up(x)) * self.softmax(self.gate(x)))  # type: ignore[no-any-return]
 
 
-class Alone(torch.autograd.Function):
-    """A softmax whose workings do not show."""
+class Whole(torch.autograd.Function):
+    """Attention whose workings do not show."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        y = torch.softmax(logits, -1)
-        ctx.save_for_backward(y)
-        return y
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return torch.softmax(q @ k.mT, -1) @ v
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return y * (grad - (grad * y).sum(-1, keepdim=True))
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            q, k, v = inputs
+            return torch.autograd.grad(torch.softmax(q @ k.mT, -1) @ v, inputs, grad)
 
 
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
         (Gate, "its weights come from one side, no query meets a key"),
-        (of(lambda m, x, q, k, v: joined(Alone.apply(q @ k.mT) @ v)), "its softmax has no derivatives"),
+        (of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))), "its softmax has no derivatives"),
         (
             of(lambda m, x, q, k, v: joined(torch.tanh(q @ (k.mT @ v)))),
             "multiplies what its linear maps write without a softmax",
