@@ -29,6 +29,7 @@ _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
 _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
 
+_PLUS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
 _COMMON = ("MaxBackward", "AmaxBackward", "LogsumexpBackward")
@@ -66,6 +67,8 @@ class Cutter(TorchFunctionMode):
         self._generator = torch.Generator().manual_seed(0)
         self._products: dict[Any, Tensor] = {}
         """Nodes of the graph that multiply what linear maps wrote with what linear maps wrote, and their results."""
+        self._added: dict[Any, Tensor] = {}
+        """Nodes that add something to that, and their results."""
         self._bent: dict[Any, Tensor] = {}
         """Nodes that bend something made of that, entry by entry, and what they bend."""
 
@@ -144,6 +147,8 @@ class Cutter(TorchFunctionMode):
             getattr(func, "__name__", "") in _BENDS and args and isinstance(result, Tensor) and self._compares(args[0])
         ):
             self._bent[result.grad_fn] = args[0]
+        elif func in _PLUS and isinstance(result, Tensor) and any(self._compares(x) for x in args):
+            self._added[result.grad_fn] = result
         self._weights.note(func, args, kwargs, result)
         if self.trace.norms:
             self._follow(func, args, kwargs, result)
@@ -335,7 +340,7 @@ class Cutter(TorchFunctionMode):
             return args
         behind = [self._logits(x, self._bent) for x in operands]
         if behind == [None, None] and operands[0].grad_fn not in self._products:
-            behind[0] = self._logits(operands[0], self._products)
+            behind[0] = self._logits(operands[0], {**self._products, **self._added})
         for i, (weights, logits) in enumerate(zip(operands, behind, strict=True)):
             axis = _summed(args, i)
             if logits is None or axis is None or behind[1 - i] is not None or logits.shape != weights.shape:

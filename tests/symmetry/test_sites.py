@@ -659,6 +659,15 @@ OTHERS = {
     ),
     "a softmax by its logarithm": Site(of(_weights(lambda x: functional.log_softmax(x, dim=-1).exp()))),
     "a softmax that does not show": Site(of(_weights(Alone.apply))),
+    "a softmax that does not show, relative positions": Site(
+        of(
+            lambda m, x, q, k, v: joined(
+                Alone.apply(torch.einsum("bntd,tsd->bnts", q, relative(m.table)) + q @ k.mT) @ v
+            ),
+            table=(2 * TOKENS - 1, HEAD),
+        ),
+        ONE, folds={"key_bias": HEAD, "value_bias": 4 * HEAD},
+    ),
     "a softmax written out, rotary": Site(of(_weights(lambda x: _shares(x.exp()), half)), TURNED, folds=VALUE_BIAS),
     "sigmoids": Site(of(_weights(torch.sigmoid)), folds=NONE),
     "sigmoids, less a number": Site(of(_weights(lambda x: (x / 2 - 2).sigmoid())), folds=NONE),
