@@ -156,7 +156,12 @@ def _randomised(p: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def deviation(outputs: Sequence[Tensor], base: Sequence[Tensor]) -> float:
-    """Largest relative change ‖y' - y‖ / ‖y‖ over the output tensors, each about its mean; NaN counts as infinite."""
+    """Largest relative change ‖y' - y‖ / ‖y‖ over the output tensors, each about its mean; NaN counts as infinite.
+
+    So do outputs of another shape: how long a model speaks, say, may depend on its weights.
+    """
+    if [y.shape for y in outputs] != [y.shape for y in base]:
+        return float("inf")
     worst = 0.0
     for y, reference in zip(outputs, base, strict=True):
         finite = torch.isfinite(reference)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_geosharp.symmetry import Pair, SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.fold import Gain, KeyBias, Reader
@@ -536,3 +536,18 @@ def test_what_moves_little_enough_needs_no_control() -> None:
     assert proof.deviation < 1e-6
     # Some versions of the model leave caches behind, which takes passes of their own to see.
     assert (proof.control, proof.claims, 2 * both - len(passes)) == (None, (), 1)
+
+
+def test_outputs_whose_length_depends_on_the_weights_are_compared_and_one_of_another_length_is_another() -> None:
+    class Spoken(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y[:, :, None].expand(-1, -1, 1 + int(1e3 * y.abs().sum()) % 97, -1)
+
+    model = Spoken()
+    found = find_symmetries(model, inputs())
+    assert found.pairs == find_symmetries(Model(), inputs()).pairs
+    proof = verify(model, found, [inputs(1)], each=True)
+    assert proof.map == found
+    assert all(c.status == "holds" for c in proof.claims)
+    assert any(c.control == float("inf") for c in proof.claims)
