@@ -236,3 +236,65 @@ def test_outputs_may_be_plain_objects() -> None:
         (found,) = output_tensors(outputs)
         assert found is logits
     assert output_tensors(Output) == []
+
+
+class Ear(nn.Module):
+    """Reads frames of a spectrogram, several side by side."""
+
+    def __init__(self, stacked: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_mel_bins=16)
+        self.linear = nn.Linear(16 * stacked, 8)
+
+    def forward(self, input_features: Tensor) -> Tensor:
+        return self.linear(input_features)  # type: ignore[no-any-return]
+
+
+def test_the_size_of_frames_that_a_model_asks_for_is_given() -> None:
+    assert synthetic(Ear(1))["input_features"].shape == (2, 96, 16)
+    assert synthetic(Ear(4))["input_features"].shape == (2, 96, 64)
+
+
+class Cut(nn.Module):
+    """Reads samples in windows that do not overlap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_mel_bins=16)
+        self.linear = nn.Linear(320, 16)
+
+    def forward(self, input_values: Tensor) -> Tensor:
+        if input_values.shape[-1] % 320:
+            raise ValueError("samples are no multiple of a window")
+        return self.linear(input_values.unflatten(-1, (-1, 320)))  # type: ignore[no-any-return]
+
+
+class Twice(Cut):
+    """The same, and a spectrogram of as many frames."""
+
+    def forward(self, input_values: Tensor, input_features: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(input_values.squeeze(1)) + input_features
+
+
+def test_samples_may_be_a_multiple_of_a_window() -> None:
+    assert synthetic(Cut())["input_values"].shape == (2, 7680)
+
+
+def test_a_sound_may_be_given_as_samples_and_as_a_spectrogram_of_the_same_length() -> None:
+    batch = synthetic(Twice())
+    assert (batch["input_values"].shape, batch["input_features"].shape) == ((2, 1, 96 * 320), (2, 96, 16))
+
+
+class Prompted(Eye):
+    """An image of half the height that is configured, below another one of its size."""
+
+    def forward(self, pixel_values: Tensor, prompt_pixel_values: Tensor) -> Tensor:  # type: ignore[override]
+        both = torch.cat([prompt_pixel_values, pixel_values], dim=2)
+        if both.shape[2:] != (128, 64):
+            raise ValueError("the images are of other sizes")
+        return self.norm(both)  # type: ignore[no-any-return]
+
+
+def test_images_of_one_configured_size_are_of_one_size() -> None:
+    batch = synthetic(Prompted(SimpleNamespace(image_size=[128, 64])))
+    assert {tuple(x.shape) for x in batch.values()} == {(2, 3, 64, 64)}

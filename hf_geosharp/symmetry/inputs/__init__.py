@@ -21,7 +21,7 @@ from hf_geosharp.symmetry.inputs.calls import call, output_tensors, without_adap
 from hf_geosharp.symmetry.inputs.draft import Batch, Draft, Part
 from hf_geosharp.symmetry.inputs.images import images
 from hf_geosharp.symmetry.inputs.rest import everything_known, only_required, usual
-from hf_geosharp.symmetry.inputs.sounds import sounds
+from hf_geosharp.symmetry.inputs.sounds import refit, sounds
 from hf_geosharp.symmetry.inputs.text import decoders, recount, texts
 
 __all__ = ["TOKENS", "Recipe", "call", "output_tensors", "recipe", "synthetic"]
@@ -139,7 +139,7 @@ class _Search:
                 self._first = self._first or parts
                 if parts is self._first:
                     self._failure = failure
-                if not recount(self._draft, self._model, batch, failure):
+                if not recount(self._draft, self._model, batch, failure) and not refit(self._draft, failure):
                     break
         return None
 

@@ -100,6 +100,7 @@ class Draft:
         names, required, main: what its forward pass takes, what it cannot do without, and what it is mostly about.
         made: the inputs so far; ``sides`` their sizes, as other inputs must have the same.
         placeholders: how many tokens stand for an image, a video or a recording in each row.
+        fitted: by sizes of frames of sound that the model has refused, the ones that it has asked for instead.
         unknown: required inputs that cannot be made up.
     """
 
@@ -113,6 +114,7 @@ class Draft:
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         self.rows, self.tokens, self.seed = rows, tokens, seed
         self.placeholders = {"image": 1, "video": 1, "audio": 1}
+        self.fitted: dict[int, int] = {}
         self.unknown: list[str] = []
         self.generator = torch.Generator()
         self.made: Batch = {}

@@ -65,7 +65,11 @@ def _whole(name: str, lead: tuple[int, ...], size: tuple[int, int], tell: bool) 
         draft.sides["images"] = math.prod(lead)
         sizes = {"image_sizes": torch.tensor(size).repeat(draft.rows, 1)} if tell else {}
         more = [n for n in draft.names if n.endswith(f"_{name}")]
-        larger = {n: draft.normal(draft.rows, *lead, channels, *_size(draft, n.removesuffix(f"_{name}"))) for n in more}
+        own = {n: _size(draft, n.removesuffix(f"_{name}")) for n in more}
+        # Where the configuration knows one size only, they are of one size.
+        larger = {
+            n: draft.normal(draft.rows, *lead, channels, *(size if s == _size(draft) else s)) for n, s in own.items()
+        }
         return {name: draft.normal(draft.rows, *lead, channels, *size), **larger, **sizes}
 
     return make

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from hf_geosharp.symmetry.inputs.draft import SIZES, USUAL, Batch, Draft, Part
 
@@ -21,11 +22,19 @@ def sounds(draft: Draft) -> list[Part]:
     spectrograms, samples = _spectrograms(draft, name), _samples(draft, strided)
     described = draft.facts.get(SIZES["mel"][:4], "audio") and not draft.facts.get("conv_stride", "audio")
     shapes = [*spectrograms, *samples] if name == "input_features" or described else [*samples, *spectrograms]
-    return [_sound(name, shape) for shape in shapes]
+    if {"input_features", "input_values"} <= set(draft.required):
+        # The same sound twice: as many frames of samples as the spectrogram has.
+        stride = _stride(strided)
+        return [
+            _sound({"input_features": shape, "input_values": (1, stride * length)})
+            for shape in _spectrograms(draft, "input_features")
+            for length in dict.fromkeys(shape[-2:])
+        ]
+    return [_sound({name: shape}) for shape in shapes]
 
 
 def _spectrograms(draft: Draft, name: str) -> list[tuple[int, ...]]:
-    mel = draft.facts.number(SIZES["mel"], "audio") or 80
+    mel = _mel(draft)
     positions = draft.facts.number("max_source_positions", "audio")
     frames = draft.facts.number("max_length", "audio") if name == "input_values" else None
     frames = frames or draft.facts.number("spec_size", "audio") or 4 * USUAL["frames"]
@@ -34,17 +43,41 @@ def _spectrograms(draft: Draft, name: str) -> list[tuple[int, ...]]:
     return [*fixed, (frames, mel), (mel, frames), (1, frames, mel)]
 
 
+def _mel(draft: Draft) -> int:
+    return draft.facts.number(SIZES["mel"], "audio") or 80
+
+
+_MISFITS = (
+    r"shapes cannot be multiplied \(\d+x(?P<got>\d+) and (?P<wanted>\d+)x\d+\)",
+    r"to have (?P<wanted>\d+) channels, but got (?P<got>\d+) channels",
+)
+
+
+def refit(draft: Draft, failure: Exception) -> bool:
+    """Learns after a failure how many numbers a frame has where frames are stacked, say; whether it is another."""
+    for said in filter(None, (re.search(text, str(failure)) for text in _MISFITS)):
+        got, wanted = int(said["got"]), int(said["wanted"])
+        if got == _mel(draft) and draft.fitted.setdefault(got, wanted) == wanted and wanted % got == 0:
+            return True
+    return False
+
+
 def _samples(draft: Draft, strides: object) -> list[tuple[int, ...]]:
     """Samples for some dozens of frames, after strided convolutions."""
-    stride = math.prod(strides) if isinstance(strides, (list, tuple)) else 320
-    samples = USUAL["frames"] * stride + 400
+    stride = _stride(strides)
     channels = draft.facts.number(SIZES["sound_channels"], "audio") or 1
-    return [(samples,), (channels, samples)]
+    lengths = (USUAL["frames"] * stride + 400, USUAL["frames"] * stride)  # windows that overlap, or that do not
+    return [shape for n in lengths for shape in ((n,), (channels, n))]
 
 
-def _sound(name: str, shape: tuple[int, ...]) -> Part:
+def _stride(strides: object) -> int:
+    return math.prod(strides) if isinstance(strides, (list, tuple)) else 320
+
+
+def _sound(shapes: dict[str, tuple[int, ...]]) -> Part:
     def make(draft: Draft) -> Batch:
-        draft.sides["frames"] = max(shape)
-        return {name: draft.normal(draft.rows, *shape)}
+        draft.sides["frames"] = max(max(shape) for shape in shapes.values())
+        fitted = {name: [draft.fitted.get(n, n) for n in shape] for name, shape in shapes.items()}
+        return {name: draft.normal(draft.rows, *shape) for name, shape in fitted.items()}
 
     return make
