@@ -54,10 +54,11 @@ _MISFITS = (
 
 
 def refit(draft: Draft, failure: Exception) -> bool:
-    """Learns after a failure how many numbers a frame has where frames are stacked, say; whether it is another."""
+    """Learns after a failure how many numbers a frame has, where frames are stacked say; whether that is another."""
     for said in filter(None, (re.search(text, str(failure)) for text in _MISFITS)):
         got, wanted = int(said["got"]), int(said["wanted"])
-        if got == _mel(draft) and draft.fitted.setdefault(got, wanted) == wanted and wanted % got == 0:
+        if got == _mel(draft) and got not in draft.fitted:
+            draft.fitted[got] = wanted
             return True
     return False
 
