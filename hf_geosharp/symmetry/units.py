@@ -8,7 +8,7 @@ another wrote and nothing in between (B and A of a LoRA adapter), any invertible
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,12 +23,13 @@ from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import common
 
-_HALVES: dict[str, Callable[[int], range]] = {
-    "first half": lambda n: range(n),
-    "second half": lambda n: range(n, 2 * n),
-    "even": lambda n: range(0, 2 * n, 2),
-    "odd": lambda n: range(1, 2 * n, 2),
-}
+_PLACES: tuple[Callable[[int, int], Sequence[range]], ...] = (
+    # What is gated and its gate side by side; beside other things they come first or last.
+    lambda n, size: (range(size), range(size, 2 * size), range(n - size, n), range(n - 2 * size, n - size)),
+    # One after the other.
+    lambda n, size: (range(0, 2 * size, 2), range(1, 2 * size, 2)) if n == 2 * size else (),
+)
+"""Where among n features of a linear map the units may be, of which another one reads so many."""
 
 NEAR = 1e-2
 """Relative difference below which two derivatives are taken for the same here; the twin decides."""
@@ -50,14 +51,15 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
         readers = read.get(id(writer.leaf), [])
         if not readers or len(readers) > MAX_READERS:
             continue
-        for pair in _candidates(writer, readers, families):
-            key = tuple(v.region for v in (*pair.g, *pair.h))
-            if key in seen:
-                break
-            if trials.holds(pair, pair.module, SCALES):
-                seen.add(key)
-                yield replace(pair, name=names(pair.module, pair.kind))
-                break
+        for alternatives in _candidates(writer, readers, families):
+            for pair in alternatives:
+                key = tuple(v.region for v in (*pair.g, *pair.h))
+                if key in seen:
+                    break
+                if trials.holds(pair, pair.module, SCALES):
+                    seen.add(key)
+                    yield replace(pair, name=names(pair.module, pair.kind))
+                    break
 
 
 MAX_READERS = 8
@@ -75,31 +77,54 @@ def _felt(reader: Linear, sources: list[Tensor]) -> list[Tensor]:
     return [s for s, g in zip(sources, grads, strict=True) if g is not None and bool(g.any())]
 
 
-def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[Pair | Scale]:
-    scope = common([x.scope for x in (writer, *readers)])
-    size = readers[0].source.shape[readers[0].source_axis]
-    if any(r.source.shape[r.source_axis] != size for r in readers):
+def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[list[Pair | Scale]]:
+    """Lists of what units may be, of each the largest group first."""
+    outputs, in_a_row = families.outputs(writer), list[Pair | Scale]()
+    sizes = [r.source.shape[r.source_axis] for r in readers]
+    if set(sizes) == {writer.outputs} and all(_same(writer, r) for r in readers):
+        inputs = [families.inputs(r) for r in readers]
+        if None not in inputs and writer.outputs <= min(writer.inputs, sum(r.outputs for r in readers)):
+            scope = common([x.scope for x in (writer, *readers)])
+            in_a_row += _pair("lora", scope, Group(sizes[0]), outputs, inputs, range(sizes[0]), families)
+    simple = set(sizes) == {writer.outputs}
+    reached = [None if simple else _reached(writer, r) for r in readers]
+    for size in dict.fromkeys(sizes):
+        for places in _PLACES:
+            inside = (p for p in places(writer.outputs, size) if p.start >= 0 and p.stop <= writer.outputs)
+            found = []
+            for features in dict.fromkeys(inside):
+                own = [
+                    r for r, felt in zip(readers, reached, strict=True) if felt is None or bool(felt[features].any())
+                ]
+                if own and all(r.source.shape[r.source_axis] == size for r in own):
+                    found.append(list(_scaled(writer, own, outputs, features, families)))
+            if any(found):
+                yield from ([*in_a_row, *found[0]], *found[1:])
+                return
+    yield in_a_row
+
+
+def _reached(writer: Linear, reader: Linear) -> Tensor:
+    """Which features of what was written reach what is read, (features,)."""
+    noise = drawn(reader.source.shape, reader.source, 7)
+    (gradient,) = torch.autograd.grad(reader.source, writer.leaf, noise, retain_graph=True)
+    return (gradient != 0).movedim(writer.axis, -1).flatten(0, -2).any(0)
+
+
+def _scaled(
+    writer: Linear, readers: list[Linear], outputs: tuple[int, int], features: range, families: Families
+) -> Iterator[Pair | Scale]:
+    """What features may be that columns grow with."""
+    scope, inputs = common([x.scope for x in (writer, *readers)]), [families.inputs(r) for r in readers]
+    if None in inputs:
         return
-    outputs, inputs = families.outputs(writer), [families.inputs(r) for r in readers]
-    if any(i is None for i in inputs):
-        return
-    in_a_row = writer.outputs == size and all(_same(writer, r) for r in readers)
-    if in_a_row and size <= min(writer.inputs, sum(r.outputs for r in readers)):
-        yield from _pair("lora", scope, Group(size), outputs, inputs, range(size), families)
-    patterns: dict[str, range] = {}
-    if writer.outputs == size:
-        patterns = {"all": range(size)}
-    elif writer.outputs == 2 * size:
-        patterns = {name: half(size) for name, half in _HALVES.items()}
-    for features in patterns.values():
-        if all(_degree(writer, r, features) == 1 for r in readers):
-            for group in (Group(1), Group(1, positive=True)):
-                yield from _pair("mlp", scope, group, outputs, inputs, features, families)
-            return
-        if all(_degree(writer, r, features) == 2 for r in readers):
-            for pair in _pair("mlp", scope, Group(1), outputs, inputs, features, families):
-                yield Scale("", "mlp", scope, pair.g, pair.h, 2)
-            return
+    degrees = {_degree(writer, r, features) for r in readers}
+    if degrees == {1}:
+        for group in (Group(1), Group(1, positive=True)):
+            yield from _pair("mlp", scope, group, outputs, inputs, features, families)
+    elif degrees == {2}:
+        for pair in _pair("mlp", scope, Group(1), outputs, inputs, features, families):
+            yield Scale("", "mlp", scope, pair.g, pair.h, 2)
 
 
 def _pair(

@@ -92,6 +92,20 @@ class TwoReaders(Mlp):
         return self.down(y) + torch.tanh(self.other(y))  # type: ignore[no-any-return]
 
 
+class Beside(nn.Module):
+    """A gated MLP whose first map computes something else, too, which comes before or after."""
+
+    def __init__(self, act: Act, *, first: bool) -> None:
+        super().__init__()
+        self.act, self.first = act, first
+        self.all, self.down = nn.Linear(WIDTH, 2 * UNITS + 7), nn.Linear(UNITS, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.all(x)
+        other, gate, up = y.split([7, UNITS, UNITS], -1) if self.first else reversed(y.split([UNITS, UNITS, 7], -1))
+        return self.down(self.act(gate) * up) + torch.cos(other).sum(-1, keepdim=True)  # type: ignore[no-any-return]
+
+
 class Skipping(Mlp):
     """The units are added to before they are read."""
 
@@ -130,6 +144,18 @@ CASES: dict[str, Case] = {
     "fused, gate second": Case(lambda: Mlp(functional.silu, fused="gate second"), ANY),
     "fused, gate even": Case(lambda: Mlp(functional.silu, fused="gate even"), ANY),
     "fused, gate odd": Case(lambda: Mlp(functional.silu, fused="gate odd"), ANY),
+    **{
+        f"fused, gated by relu, gate {place}": Case(
+            lambda place=place: Mlp(functional.relu, fused=f"gate {place}"), {**ANY, **POSITIVE}
+        )
+        for place in ("first", "second", "even", "odd")
+    },
+    "fused, gated by squared relu": Case(lambda: Mlp(_squared, fused="gate first"), {**ANY, "mlp s^-2": UNITS}),
+    "fused with something before": Case(lambda: Beside(functional.silu, first=True), ANY),
+    "fused with something after": Case(lambda: Beside(functional.silu, first=False), ANY),
+    "fused with something before, gated by relu": Case(
+        lambda: Beside(functional.relu, first=True), {**ANY, **POSITIVE}
+    ),
     "gated, then clamped": Case(lambda: Mlp(functional.silu, gated=True, middle=_clamp), {}),
     "gated, then a layer norm": Case(lambda: Mlp(functional.silu, gated=True, middle=_norm), {}),
     "gated, then a length": Case(lambda: Mlp(functional.silu, gated=True, middle=_length), {}),
