@@ -67,6 +67,8 @@ class Cutter(TorchFunctionMode):
         self._generator = torch.Generator().manual_seed(0)
         self._products: dict[Any, Tensor] = {}
         """Nodes of the graph that multiply what linear maps wrote with what linear maps wrote, and their results."""
+        self._apart: set[Any] = set()
+        """Nodes that are made of none of these."""
         self._added: dict[Any, Tensor] = {}
         """Nodes that add something to that, and their results."""
         self._bent: dict[Any, Tensor] = {}
@@ -354,7 +356,18 @@ class Cutter(TorchFunctionMode):
         """Whether a tensor is made of a product of what linear maps wrote."""
         if not self._products or not isinstance(tensor, Tensor) or tensor.ndim < 3:
             return False
-        return bool(self._up_to(tensor, self._products)[0])
+        # Along the residual stream each would be asked of all that is before it; what is not, no part of it is.
+        seen, stack = set(), [tensor.grad_fn]
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen or node in self._apart:
+                continue
+            if node in self._products:
+                return True
+            seen.add(node)
+            stack.extend(n for n, _ in node.next_functions)
+        self._apart |= seen
+        return False
 
     def _logits(self, weights: Tensor, made: Mapping[Any, Tensor]) -> Tensor | None:
         """The one tensor among these that weights are made of, if they are made of nothing else that is computed."""

@@ -11,7 +11,7 @@ shared features come out as what they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -103,12 +103,17 @@ def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
     linear in.
     """
     weights = {id(s.leaf) for s in trace.softmaxes}
+    nodes = {p.result.grad_fn for p in trace.compared}
+    readers: dict[object, Linear] = {}
+    for linear in trace.linears if nodes else ():
+        for node in _behind(linear.source, nodes):
+            readers.setdefault(node, linear)
     taken: set[int] = set()
     for number, product in enumerate(trace.compared):
-        output = next((x for x in trace.linears if _reaches(x.source, product.result)), None)
+        output, node = readers.get(product.result.grad_fn), {product.result.grad_fn}
         if output is None or id(output) in taken or any(id(s) in weights for s in trace.sources(output.source)):
             continue
-        last = [p.result for p in trace.compared[number:] if _reaches(p.result, product.result)][-1]
+        last = [p.result for p in trace.compared[number:] if _behind(p.result, node)][-1]
         try:
             vo = _alone(trace, families, product.result, output)
             qk = _NOTHING if vo is None else _bent(trace, families, product.result, last, vo)
@@ -156,18 +161,16 @@ def _bent(trace: Trace, families: Families, product: Tensor, last: Tensor, vo: C
     return replace(found, heads=tuple(found.heads[i] for i in whole), members=members) if found.heads else found
 
 
-def _reaches(tensor: Tensor, earlier: Tensor) -> bool:
-    """Whether a tensor is made of another one, which is no leaf."""
-    seen, stack = set(), [tensor.grad_fn]
+def _behind(tensor: Tensor, nodes: Set[object]) -> set[object]:
+    """Those of some nodes of the graph that a tensor is made by."""
+    seen: set[object] = set()
+    stack = [tensor.grad_fn]
     while stack:
         node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if node is earlier.grad_fn:
-            return True
-        seen.add(node)
-        stack.extend(n for n, _ in node.next_functions)
-    return False
+        if node is not None and node not in seen:
+            seen.add(node)
+            stack.extend(n for n, _ in node.next_functions)
+    return seen & nodes
 
 
 ONE_SIDED = "its weights come from one side, no query meets a key"
