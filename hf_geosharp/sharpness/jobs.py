@@ -30,7 +30,8 @@ class Outcome:
 
     ``base`` is the loss at the model's own weights, ``scores`` one score for each radius, ascending. ``share`` is
     where the perturbation at the first radius lies (given only where it may matter), ``profile`` what lies on the way
-    to it (only where it was asked for). ``skipped`` says why the batch has no score; then nothing else is there.
+    to it (only where it was asked for). ``single`` says whether its losses were numbers of single precision as the
+    model gave them. ``skipped`` says why the batch has no score; then nothing else is there.
     """
 
     job: Job
@@ -42,6 +43,7 @@ class Outcome:
     skipped: str | None = None
     seconds: float = 0.0
     profile: Profile | None = None
+    single: bool = False
 
     def at(self, rho: float) -> BatchScore:
         """The score at one radius."""

@@ -139,6 +139,8 @@ class Objective:
         self.forwards = self.backwards = 0
         self.without: set[int] = set()
         """Identities of the parameters that had no gradient after the last backward pass, of this rank's samples."""
+        self.single = True
+        """Whether the losses of this rank's pieces have all been numbers of single precision, to the last bit."""
         self._idle: list[tuple[dict[str, Any], float]] = []
         if self._world.size > 1:
             # Ranks prove it together, also those that get no samples.
@@ -374,7 +376,9 @@ class Objective:
         with torch.set_grad_enabled(gradient):
             for piece, share in pieces:
                 loss = self._mean_loss(piece)
-                losses.append(float(loss.detach()) * share)
+                value = float(loss.detach())
+                self.single = self.single and is_single(value)
+                losses.append(value * share)
                 if not gradient:
                     continue
                 if not loss.requires_grad:
@@ -437,6 +441,11 @@ class Objective:
                 p.grad = torch.zeros_like(p)
             found.append(p.grad)
         return found
+
+
+def is_single(value: float) -> bool:
+    """Whether single precision holds a number to the last bit; what is none says nothing, and passes for one."""
+    return not math.isfinite(value) or torch.tensor(value, dtype=torch.float32).item() == value
 
 
 def few_outputs(model: nn.Module, batch: Batch) -> list[Tensor]:

@@ -25,13 +25,12 @@ LEAST = 1e-3
 def resolution(runs: Sequence[Outcome], dtype: torch.dtype, *, stationary: bool) -> float:
     """A difference of losses that rounding alone makes, in the loss's units, of the largest loss of these runs.
 
-    Losses of a model in double precision that are single ones to the last bit were rounded inside. A divergence from
-    the model's own output (``stationary``) starts from 0, and is a difference of logarithms that are not small.
+    Losses that a model in double precision gives as single ones, to the last bit, were rounded inside. A divergence
+    from the model's own output (``stationary``) starts from 0, and is a difference of logarithms that are not small.
     """
-    losses = [run.base for run in runs if run.skipped is None]
-    single = (
-        dtype == torch.float64 and all(torch.tensor(x, dtype=torch.float32).item() == x for x in losses) and any(losses)
-    )
+    scored = [run for run in runs if run.skipped is None]
+    losses = [run.base for run in scored]
+    single = dtype == torch.float64 and all(run.single for run in scored) and any(losses)
     size = max([1.0 if stationary else LEAST, *map(abs, losses)])
     return torch.finfo(torch.float32 if single else dtype).eps * size
 

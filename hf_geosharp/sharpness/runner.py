@@ -257,7 +257,7 @@ class Runner:
             self.track.done += settings.evaluations
             score = BatchScore(job.batch, ball.base, 0.0, 0, True, 1, "converged")
             passes = Passes(objective.forwards, objective.backwards)
-            return Outcome(job, ball.base, ((settings.radii[0], score),), passes)
+            return Outcome(job, ball.base, ((settings.radii[0], score),), passes, single=self._single(objective))
         scores: list[tuple[float, BatchScore]] = []
         share: dict[str, float] = {}
         profile: Profile | None = None
@@ -275,7 +275,13 @@ class Runner:
                 profile = self._profile(ball, rho)
         self._in_step(scores, ball.end)
         passes = Passes(objective.forwards, objective.backwards)
-        return Outcome(job, ball.base, tuple(scores), passes, share, profile=profile)
+        return Outcome(
+            job, ball.base, tuple(scores), passes, share, profile=profile, single=self._single(objective)
+        )  # fmt: skip
+
+    def _single(self, objective: Objective) -> bool:
+        """Whether the losses of a batch were numbers of single precision on all ranks that share it."""
+        return all(self.split.gather(objective.single))
 
     def _piece(self) -> Batch:
         """As much of the first batch as goes through the model at once."""

@@ -482,8 +482,9 @@ def test_geodesics_agree_at_small_radii(metric: str, geodesic: str) -> None:
         (bert, bert_batches(2), {"rho": 1e-6}),
         (bert, bert_batches(2), {"rho": 1e-4, "labels": "model"}),
         (gpt2, gpt2_batches(2), {"rho": 1e-6, "dtype": "float64"}),  # its loss is taken of single precision logits
+        (gpt2, gpt2_batches(2), {"rho": 1e-6, "dtype": "float64", "micro_batch": 2}),
     ],
-    ids=["float32", "divergence", "rounded inside"],
+    ids=["float32", "divergence", "rounded inside", "rounded inside, in parts"],
 )
 def test_a_score_that_rounding_of_the_loss_makes_is_none(model: Any, data: Any, options: Any) -> None:
     result = score(model(), data, steps=3, **options)
