@@ -1,28 +1,29 @@
-"""Rewritings of a whole residual stream: the function stays and the score does not, as the documents say."""
+"""Rewritings of the weights that are not divided out: the function stays and the score does not, as is documented."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, T5Config, T5ForConditionalGeneration
 
 from benchmarks import tiny
 from hf_geosharp import demos, find_symmetries, score
 from hf_geosharp.symmetry.fold import Gain
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.parameters import put, wide_copy
-from tests.sharpness.tiny import bert, bert_batches
+from tests.sharpness.tiny import bert, bert_batches, randomise
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = " ".join((ROOT / "docs" / "what-the-number-means.md").read_text(encoding="utf-8").split())
 
 
-def _shift(model: nn.Module) -> None:
+def _written(model: nn.Module) -> None:
     """Adds the same to all coordinates that a map writes to the stream, as large as its weights vary."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -31,8 +32,30 @@ def _shift(model: nn.Module) -> None:
                 p += torch.randn(p.shape[1:], generator=generator, dtype=torch.float64).to(p) * p.std()
 
 
+def _read(model: nn.Module) -> None:
+    """Adds the same, over the gain of the layer norm that it reads, to each row of a map, as large as that varies."""
+    generator = torch.Generator().manual_seed(0)
+    readers = {"before": r"(query|key|value|[qkv]_proj)$", "after": r"(fc1|intermediate\.dense)$", "": r"classifier$"}
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for path, norm in modules.items():
+            found = re.fullmatch(r"(.*)layernorm_?(before|after|)", path)
+            if found is None:
+                continue
+            scope, which = found.groups()
+            for name, linear in modules.items():
+                if name.startswith(scope if which else "") and re.search(readers[which], name):
+                    weight = linear.weight
+                    added = torch.randn(len(weight), 1, generator=generator).to(weight) * weight.std() / norm.weight
+                    weight += added
+                    linear.bias -= added @ norm.bias
+
+
 @pytest.mark.slow
-def test_a_shift_that_layer_norms_take_out_moves_the_score_as_far_as_it_is_said() -> None:
+@pytest.mark.parametrize("rewrite", [_written, _read])
+def test_means_that_layer_norms_take_out_move_the_score_as_far_as_it_is_said(
+    rewrite: Callable[[nn.Module], None],
+) -> None:
     folder = demos.path("digits-vit")
     model = AutoModelForImageClassification.from_pretrained(folder).eval()
     data = Dataset.from_parquet(str(folder / "data" / "train.parquet"))
@@ -47,12 +70,39 @@ def test_a_shift_that_layer_norms_take_out_moves_the_score_as_far_as_it_is_said(
 
     batch = synthetic(model)
     logits, before = model(**batch).logits.detach(), scores()
-    _shift(model)
+    rewrite(model)
     assert torch.allclose(model(**batch).logits, logits, rtol=0, atol=1e-4)
     (inv, mix), after = before, scores()
     assert (
         f"`inv` of digits-vit goes from {inv:.3f} to {after[0]:.3f} and `mix` from {mix:.3f} to {after[1]:.3f}" in PAGE
     )
+
+
+@pytest.mark.parametrize("kind", ["relative biases", "embeddings"])
+def test_constants_that_cancel_move_the_score_and_not_the_function(kind: str) -> None:
+    batch = bert_batches(1)[0]
+    if kind == "relative biases":
+        sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 1, "num_heads": 2}
+        model = randomise(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))).double()
+        batch = {"input_ids": batch["input_ids"], "labels": batch["input_ids"][:, :4].clone()}
+    else:
+        model = bert().double()
+
+    def measured() -> float:
+        return score(model, [batch], rho=0.3, dtype="float64", reproducibility=False).geodesic_sharpness
+
+    before, value = model(**batch).logits.detach(), measured()
+    with torch.no_grad():
+        if kind == "relative biases":
+            for name, p in model.named_parameters():
+                if "relative_attention_bias" in name:
+                    p += 5
+        else:
+            by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
+            model.bert.embeddings.word_embeddings.weight += by
+            model.bert.embeddings.position_embeddings.weight -= by
+    assert torch.allclose(model(**batch).logits, before, rtol=0, atol=1e-12)
+    assert abs(measured() / value - 1) > 0.01
 
 
 def test_turning_the_stream_of_a_model_with_rms_norms_moves_the_score_and_not_the_function() -> None:
