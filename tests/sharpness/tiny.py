@@ -103,6 +103,22 @@ def gpt2(seed: int = 0, **changes: Any) -> Any:
     return randomise(GPT2LMHeadModel(GPT2Config(**{**sizes, **changes})), seed)
 
 
+def llama(seed: int = 0, **changes: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "vocab_size": 20, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 4, "tie_word_embeddings": False, "attn_implementation": "eager",
+    }  # fmt: skip
+    return randomise(LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})), seed)
+
+
+def token_losses(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Cross-entropies of tokens, in the precision of the logits; a language model's own loss is in single precision."""
+    logits, labels = outputs.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+    return nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100], reduction="none")
+
+
 def bert_batches(count: int = 2, size: int = 6, seed: int = 0) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
