@@ -504,7 +504,7 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
     if not identity:
         raise DataError(f"{item.name} does not say which model it belongs to, so it has no card to read")
     revision = item.result.model.get("revision")
-    place = str(demos.path(demos.base_name(identity)[0])) if identity.startswith(demos.PREFIX) else identity
+    place = str(demos.path(identity)) if identity.startswith(demos.PREFIX) else identity
     if "revision" not in item.result.model:
         raise DataError(
             f"{item.name} was scored in memory, where a model keeps the name that it was loaded by ({identity}) when "

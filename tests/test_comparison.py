@@ -61,6 +61,10 @@ def test_a_difference_below_what_the_search_resolves_tells_nothing_apart() -> No
     assert step.apart is False
     (step,) = compare(many(a=values, b=[v + 0.05 for v in values])).next
     assert step.apart is True
+    # A share of the larger of both, as where a score is held against a run of its own again.
+    for size, apart in ((100.4, False), (100.6, True)):
+        (step,) = compare(many(a=[99.4, 99.5, 99.6], b=[size, size + 0.1, size + 0.2])).next
+        assert step.apart is apart
 
 
 def test_the_resolution_is_what_a_score_itself_tolerates() -> None:
@@ -77,8 +81,10 @@ def test_a_result_that_is_not_reproducible_is_told_apart_only_beyond_its_spread(
 
 
 def test_one_batch_gives_no_interval_and_no_verdict() -> None:
-    (step,) = compare(many(a=[1.0], b=[2.0])).next
+    found = compare(many(a=[1.0], b=[2.0]))
+    (step,) = found.next
     assert (step.interval95, step.apart) == (None, None)
+    assert Comparison.from_dict(json.loads(found.to_json())) == found
 
 
 def test_other_figures() -> None:
@@ -157,7 +163,7 @@ def test_the_odd_one_is_named_wherever_it_stands() -> None:
 def test_forced_results_of_other_batches_are_not_paired() -> None:
     other = Named("c", result_of("c", [3.0, 4.0], data={**DATA, "split": "test"}))
     found = compare([*many(a=[1.0, 2.0]), other], force=True)
-    assert (found.next[0].interval95, found.next[0].apart) == (None, None)
+    assert (found.next[0].mean, found.next[0].interval95, found.next[0].apart) == (2.0, None, None)
 
 
 def test_a_path_written_in_another_way_is_the_same_data() -> None:

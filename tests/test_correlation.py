@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hf_geosharp import correlation
+from hf_geosharp import correlation, demos
 from hf_geosharp.comparable import Named
 from hf_geosharp.correlation import Correlation, correlate, match, read_target
 from hf_geosharp.errors import DataError, GeosharpError, UsageError
@@ -352,3 +352,5 @@ def test_cards_without_a_number(tmp_path: Path) -> None:
     (tmp_path / "m0" / "README.md").unlink()
     with pytest.raises(DataError, match="cards of m0 have no f1"):
         read_target("model-index:f1", items[:1])
+    with pytest.raises(DataError, match="cards of a have no f1"):  # a demo is always here
+        read_target("model-index:f1", [Named("a", result_of(f"{demos.PREFIX}digits-vit", [1.0]))])
