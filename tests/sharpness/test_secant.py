@@ -86,6 +86,21 @@ def test_it_agrees_with_a_long_auto_pgd_in_at_most_as_many_steps(f: Callable[[Te
     assert climbs[0].steps <= 20
 
 
+@pytest.mark.parametrize("climb", [secant, auto_pgd])
+@pytest.mark.parametrize("f", [exploding, saturating, oscillating])
+@pytest.mark.parametrize(("loss", "radius"), [(2.0**-46, 1.0), (2.0**10, 2.0**-6), (1.0, 2.0**12)])
+def test_units_of_loss_and_radius_change_nothing_to_the_last_bit(
+    climb: Callable[..., Climb], f: Callable[[Tensor], Tensor], loss: float, radius: float
+) -> None:
+    """Powers of two, by which nothing is rounded."""
+    a = torch.linspace(-0.2, 0.3, 6, dtype=torch.float64)
+    usual = climb(plain_space(6), Counted(lambda u: f(u + 0.1 * a)), 1.0, 20)
+    other = climb(plain_space(6), Counted(lambda u: loss * f(u / radius + 0.1 * a)), radius, 20)
+    assert other.history == tuple(loss * rise for rise in usual.history)
+    assert torch.equal(other.u.flat(), radius * usual.u.flat())
+    assert other.stopped == usual.stopped
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_it_keeps_the_best_point_it_saw(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
