@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_geosharp.geometry.space import Recipe, Tangent, Vector
+from hf_geosharp.sharpness.ascent import auto_pgd
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.stacks import stacked
 from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.views import View
 from tests.families import batch_of, build
+from tests.sharpness.tiny import HEAD, WIDTH, TinyAttention, attention_data, attention_map, columns_map
 
 GEOMETRIES = [Geometry(metric, order) for metric in ("inv", "mix") for order in ("first", "second", "exact")] + [
     Geometry("adaptive", "exact"), Geometry("euclidean", "first")
@@ -166,3 +172,74 @@ def _grads_when_stacks_are_read(chart: Chart, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(type(chart._bound[0]), "read", counted)
     return counts
+
+
+class Fused(nn.Module):
+    """As :class:`TinyAttention`, but the queries and the values lie in one parameter, and only the former in a pair."""
+
+    def __init__(self, parts: TinyAttention) -> None:
+        super().__init__()
+        self.qv = nn.Parameter(torch.cat([parts.q.weight, parts.v.weight]).detach())
+        self.bias, self.k, self.o, self.readout = parts.q.bias, parts.k, parts.o, parts.readout
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        q, v = x @ self.qv[:HEAD].mT + self.bias, x @ self.qv[HEAD:].mT
+        mixed = torch.softmax(q @ self.k(x).mT / HEAD**0.5, dim=-1) @ v
+        y = self.readout(torch.tanh(x + self.o(mixed)).mean(1))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(y, labels), logits=y)
+
+
+@pytest.mark.parametrize("small", [0, 1 << 17])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_parameter_that_is_only_in_part_in_pairs_is_as_two(
+    metric: str, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is bundled with others or not."""
+    monkeypatch.setattr("hf_geosharp.sharpness.loose._SMALL", small)
+    whole = TinyAttention()
+    pair = attention_map().pairs[0]
+    rows = View.pattern(
+        "qv", (("s", "n", "h"), ("i",)), {"s": 2, "n": 1, "h": HEAD, "i": WIDTH}, ("n",), ("h",), ("i",),
+        select={"s": 0},
+    )  # fmt: skip
+    bias = replace(pair.g[1], parameter="bias")
+    maps = SymmetryMap((pair,)), SymmetryMap((replace(pair, g=(rows, bias)),))
+    found = []
+    for model, symmetries in zip((whole, Fused(whole)), maps, strict=True):
+        with borrow(model) as borrowed:
+            chart = Chart(borrowed, symmetries, Geometry(metric, "second"))
+            objective = Objective(model, attention_data())
+            climb = auto_pgd(chart.space, partial(loss_at, chart, objective), 0.3, 10)
+            found.append((climb.rise, chart.space.dimension, chart.space.norm(climb.u)))
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
+    assert found[0][0] > 0.01
+
+
+class Gains(nn.Module):
+    """Two gains after each other; the first one is stored less ``offset``, as that of a norm may be."""
+
+    def __init__(self, offset: float) -> None:
+        super().__init__()
+        self.offset = offset
+        self.a, self.b = (nn.Parameter(torch.tensor(x).double()) for x in ([1.5, -0.5, 2.0], [0.5, 1.0, -1.5]))
+        with torch.no_grad():
+            self.a -= offset
+
+    def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+        y = ((self.offset + self.a) * x[:, 0] * self.b).sum(-1)
+        return SimpleNamespace(loss=(y - labels).square().mean(), logits=y)
+
+
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_gain_that_is_stored_less_one_is_as_the_gain_itself(metric: str) -> None:
+    pair = columns_map("a", "b", 3).pairs[0]
+    shifted = replace(pair, g=(replace(pair.g[0], shift=1.0),))
+    rises = []
+    for offset, one in ((0.0, pair), (1.0, shifted)):
+        model = Gains(offset)
+        with borrow(model) as borrowed:
+            chart = Chart(borrowed, SymmetryMap((one,)), Geometry(metric, "second"))
+            objective = Objective(model, attention_data())
+            rises.append(auto_pgd(chart.space, partial(loss_at, chart, objective), 0.3, 10).rise)
+    assert rises[1] == pytest.approx(rises[0], rel=1e-12)
+    assert rises[0] > 0.01

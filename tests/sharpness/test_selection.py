@@ -61,6 +61,20 @@ def test_rotary_and_gated_layers_too() -> None:
     assert part.value == pytest.approx(alone.geodesic_sharpness, rel=1e-5)
 
 
+@pytest.mark.parametrize("per", ["layer", "kind"])
+def test_parts_are_the_same_whether_their_parameters_are_bundled_or_not(
+    per: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a model of usual size are too large for it."""
+    found = []
+    for small in (0, 1 << 17):
+        monkeypatch.setattr("hf_geosharp.sharpness.loose._SMALL", small)
+        result = score(bert().double(), bert_batches(1), per=per, **SHORT)
+        found.append({part.part: part.value for part in result.per} | result.share)
+    assert list(found[0]) == list(found[1])
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
 WIDTH, HEAD = 6, 3
 
 

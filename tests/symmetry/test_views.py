@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -182,3 +183,22 @@ def test_views_that_disagree_in_copies_or_dimension_are_refused_and_named() -> N
 def test_patterns_name_the_axes_of_each_dimension() -> None:
     assert parse("(n g h) i") == (("n", "g", "h"), ("i",))
     assert parse("i (s n h)") == (("i",), ("s", "n", "h"))
+
+
+def test_views_have_one_region_exactly_if_they_cover_the_same_entries() -> None:
+    entries = torch.arange(48).view(12, 4)
+    covered: dict[object, set[frozenset[int]]] = {}
+    regions: dict[frozenset[int], set[object]] = {}
+    for sizes in ((12,), (2, 6), (6, 2), (3, 4), (4, 3), (2, 2, 3), (2, 3, 2), (3, 2, 2)):
+        names = "abc"[: len(sizes)]
+        for chosen in product(*((None, *range(n)) for n in sizes)):
+            select = {name: at for name, at in zip(names, chosen, strict=True) if at is not None}
+            rows = (*(name for name in names if name not in select), "i")
+            found = View.pattern(
+                "p", (tuple(names), ("i",)), {**dict(zip(names, sizes, strict=True)), "i": 4}, (), (), rows,
+                select=select,
+            )  # fmt: skip
+            seen = frozenset(found.of(entries).flatten().tolist())
+            covered.setdefault(found.region, set()).add(seen)
+            regions.setdefault(seen, set()).add(found.region)
+    assert all(len(held) == 1 for held in (*covered.values(), *regions.values()))
