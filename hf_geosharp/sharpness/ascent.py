@@ -202,7 +202,7 @@ class _Walk:
         self.x = self.old = self.best = x
         self.inside = inside(space, rho)
         self.spare: list[Tangent] = []
-        self.xx = self.ox = self.oo = self.best_square = 0.0
+        self.xx = self.ox = self.oo = 0.0
         self.momentum = 1.0
         self.restart()
 
@@ -213,7 +213,7 @@ class _Walk:
         """
         if math.isfinite(loss) and loss > self.best_loss:
             self._release(self.best)
-            self.best, self.best_square = self.x, self.xx
+            self.best = self.x
             self.best_loss, self.best_g = loss, None
         return True
 
@@ -222,7 +222,7 @@ class _Walk:
         for buffer in (self.x, self.old):
             self._release(buffer)
         self.x = self.old = self.best
-        self.xx = self.ox = self.oo = self.best_square = self.space.dot(self.best, self.best)
+        self.xx = self.ox = self.oo = self.space.dot(self.best, self.best)
         self.momentum = 1.0
 
     def _release(self, buffer: Tangent) -> None:

@@ -19,7 +19,7 @@ from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageErro
 from hf_geosharp.scoring import make_twin
 from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
-from hf_geosharp.sharpness.reproducibility import compared
+from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution
 from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
 from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -490,6 +490,24 @@ def test_a_score_that_rounding_of_the_loss_makes_is_none(model: Any, data: Any, 
     result = score(model(), data, steps=3, **options)
     assert result.reproducible.ok is False
     assert any("rounding of the loss makes" in w and "use a larger radius" in w for w in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("bases", "dtype", "stationary", "expected"),
+    [
+        ((0.3, -4.0), torch.float32, False, 4 * 2.0**-23),
+        ((0.3, 4.0), torch.float64, False, 4 * 2.0**-52),
+        ((0.5, 4.0), torch.float64, False, 4 * 2.0**-23),  # rounded inside
+        ((0.0, 0.0), torch.float64, False, LEAST * 2.0**-52),
+        ((0.0, 0.0), torch.float64, True, 2.0**-52),
+    ],
+)
+def test_a_loss_is_resolved_to_one_rounding_of_the_largest(
+    bases: tuple[float, ...], dtype: torch.dtype, stationary: bool, expected: float
+) -> None:
+    runs = [Outcome(Job("score", i), base) for i, base in enumerate(bases)]
+    skipped = Outcome(Job("score", 9), 1e9 + 0.1, skipped="its loss is not finite")
+    assert resolution([*runs, skipped], dtype, stationary=stationary) == expected
 
 
 @pytest.mark.parametrize(("second", "advice"), [(1.6e-5, "use a larger radius"), (8e-5, "use a smaller radius")])
