@@ -88,7 +88,10 @@ def test_an_adapter_scores_as_a_model_that_has_no_other_weights(metric: str) -> 
 
 def test_it_is_invariant_under_the_adapters_own_group() -> None:
     model, batches = adapted(), bert_batches(1)
-    plain = score(model, batches, params="lora", **SHORT).geodesic_sharpness
+    result = score(model, batches, params="lora", **SHORT)
+    plain = result.geodesic_sharpness
+    assert result.ascent == "auto"
+    assert not any("rounds" in warning for warning in result.warnings)  # the base is not in half precision
     a = torch.tensor([[2.0, 1.0], [0.0, 0.5]], dtype=torch.float64)
     with torch.no_grad():
         for module in model.modules():

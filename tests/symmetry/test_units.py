@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -207,6 +208,19 @@ def test_every_claim_holds_on_the_model_and_its_control_does_not(name: str) -> N
     proof = verify(model, found, [inputs(1), inputs(2)], condition=100.0, each=True, seed=4)
     assert proof.map == found
     assert all((c.deviation or 0.0) < 1e-12 and (c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+@pytest.mark.parametrize("name", ["squared relu", "gated by squared relu"])
+def test_what_scales_unevenly_comes_back_where_it_was(name: str) -> None:
+    model, found = find(name)
+    moved = copy.deepcopy(model)
+    element = found.random_element(moved, 3, 100.0)
+    found.apply(moved, element)
+    first = found.scales[0].parameters[0]
+    assert not torch.allclose(moved.get_parameter(first), model.get_parameter(first))
+    found.apply(moved, found.inverse(element), back=True)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(moved.state_dict()[key], value, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(2))
