@@ -337,6 +337,31 @@ def test_where_rotations_are_left_the_frame_is_that_of_the_orbit(complex_: bool,
         torch.testing.assert_close(x, wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("complex_", [False, True])
+@pytest.mark.parametrize(("rows_g", "rows_h", "d"), [(7, 6, 2), (3, 6, 4), (6, 2, 3)])
+def test_where_rotations_are_left_the_dimension_is_that_of_what_moves(
+    rows_g: int, rows_h: int, d: int, complex_: bool
+) -> None:
+    """Of factors with fewer rows than columns, too: the rank of u -> G(1), H(1)."""
+    dtype, generator = torch.complex128 if complex_ else torch.float64, torch.Generator().manual_seed(0)
+    g, h = (torch.randn(2, n, d, dtype=dtype, generator=generator) for n in (rows_g, rows_h))
+    g[1, :, -1] = g[1, :, 0]
+    frame = FactorFrame(g, h, dtype, cutoff=1e-12)
+    sizes = [x.numel() for x in (g, h)]
+
+    def end(flat: Tensor) -> Tensor:
+        u = tuple(x.view_as(y) for x, y in zip(flat.split(sizes), (g, h), strict=True))
+        moved = torch.cat([x.flatten() for x in frame.geodesic(u, "first").point])
+        return torch.view_as_real(moved).flatten() if complex_ else moved
+
+    start = end(torch.zeros(sum(sizes), dtype=dtype))
+    expected = torch.cat([g.flatten(), h.flatten()])
+    assert torch.allclose(start, torch.view_as_real(expected).flatten() if complex_ else expected, atol=1e-12)
+    directions = [unit * row for unit in ((1, 1j) if complex_ else (1,)) for row in torch.eye(sum(sizes), dtype=dtype)]
+    moves = torch.stack([end(row) - start for row in directions])
+    assert frame.dimension == int(torch.linalg.matrix_rank(moves))
+
+
 def test_an_exact_geodesic_that_loses_rank_on_its_way_is_an_arithmetic_error() -> None:
     def singular(c: Pairwise, v: Pairwise) -> Pairwise:
         zero = torch.zeros(1, 2, 2, dtype=torch.float64)
