@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from hf_geosharp import score
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.sharpness.memory import MicroBatch
 from hf_geosharp.sharpness.objective import Objective
-from hf_geosharp.sharpness.parts import excerpt, other_cut, rows, samples, uncut
+from hf_geosharp.sharpness.parts import excerpt, other_cut, rows, same_by_another_cut, samples, uncut
 from hf_geosharp.tasks.kinds import readings, task_of_model
 from tests import worlds
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches, randomise
@@ -310,6 +312,36 @@ def test_what_two_samples_do_not_show_is_seen_by_another_cut(loss: Any, size: in
     else:
         with pytest.raises(UsageError, match="from other parts of the same batch"):
             score(model, [batch], micro_batch=size, **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "dtype", "rounding", "same"),
+    [
+        (2.0, 2.0 + 1e-5, torch.float32, None, True),  # half of 1e-5 of it: nobody asks what rounding makes
+        (2.0, 2.0 + 1e-3, torch.float32, 4e-4, False),
+        (2.0, 2.0 + 1e-3, torch.float32, 6e-4, True),
+        (2.0 + 1e-3, 2.0, torch.float32, 6e-4, True),
+        (2.0, 2.0 + 3e-3, torch.float32, None, False),  # more than rounding can make
+        (2.0, 2.0 + 3e-3, torch.bfloat16, None, True),
+        (2.0, 2.1, torch.bfloat16, None, False),
+        (1e-4, 1e-4 + 9e-8, torch.float32, None, True),  # held against 0.01
+        (1e-4, 1.5e-4, torch.float32, None, False),
+        (-2.0, -2.1, torch.float32, None, False),
+        (math.nan, 2.0, torch.float32, None, True),
+        (2.0, math.inf, torch.float32, None, True),
+    ],
+)
+def test_what_another_cut_may_differ_by(
+    value: float, other: float, dtype: torch.dtype, rounding: float | None, same: bool
+) -> None:
+    """What rounding makes is asked for only where it is in question, and counts twice."""
+
+    def made() -> float:
+        assert rounding is not None
+        return rounding
+
+    with nullcontext() if same else pytest.raises(UsageError, match="from other parts of the same batch"):
+        same_by_another_cut(value, other, dtype, made)
 
 
 def test_labels_that_are_left_out_are_no_terms_of_a_classifier_s_loss() -> None:
