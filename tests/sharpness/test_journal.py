@@ -185,6 +185,14 @@ def test_how_it_is_computed_may_change_on_the_way(tmp_path: Path, unbroken: Shar
     assert result.per_batch[0] == unbroken.per_batch[0]
 
 
+def test_a_default_that_is_written_out_is_the_same_run(tmp_path: Path) -> None:
+    first = run(tmp_path, rho=None, geodesic=None)
+    again = run(tmp_path, rho=first.rho, geodesic=first.geodesic)
+    assert again.per_batch == first.per_batch
+    with pytest.raises(UsageError, match="another run: settings: rho"):
+        run(tmp_path, rho=2 * first.rho)
+
+
 SCRIPT = """
 import sys, torch
 torch.set_num_threads(1)
@@ -345,7 +353,7 @@ def test_a_loss_is_the_same_in_another_process() -> None:
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True,
             check=True, cwd=Path(__file__).parents[2],
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }  # fmt: skip
     assert len(found) == 1
 
