@@ -309,9 +309,9 @@ def test_the_search_in_words() -> None:
 # --------------------------------------------------------------------------------------------------------- in a score
 
 
-def take(**options: Any) -> SharpnessResult:
+def take(batches: int = 3, **options: Any) -> SharpnessResult:
     options = {"rho": 1.0, "steps": 8, "reproducibility": False, "dtype": "float64", **options}
-    return score(bert(), bert_batches(3), **options)
+    return score(bert(), bert_batches(batches), **options)
 
 
 @pytest.mark.parametrize("ascent", ["secant", "apgd"])
@@ -334,7 +334,7 @@ def test_a_score_is_of_the_highest_and_tells_what_each_start_found(ascent: str) 
 @pytest.mark.parametrize("labels", ["data", "model"])
 def test_a_score_is_the_same_whichever_other_radii_are_asked_for(starts: int, labels: str) -> None:
     """To the last bit; in rough balls, with random starts and random first steps."""
-    how: dict[str, Any] = {"starts": starts, "labels": labels, "steps": 20}
+    how: dict[str, Any] = {"batches": 2, "starts": starts, "labels": labels, "steps": 20}
     for point in take(rho=(1.0, 0.1, 0.3), **how).curve:
         assert point.geodesic_sharpness == take(rho=point.rho, **how).geodesic_sharpness
 
