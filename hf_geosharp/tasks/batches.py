@@ -444,10 +444,20 @@ def _encoded_batches(
     plain = dataset.select_columns(names).with_format(None) if transform is None else dataset
     rows = plain[order]
     encoded = [{called[name]: rows[name][i] for name in names} for i in range(len(order))]
+    if _lacks_mask(encoded, processor, accepted):
+        encoded = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in encoded]
     groups, identity = _whole_batches(encoded, samples, batch_size)
     batches = [collate(group, _padder(processor), floating) for group in groups]
     how = {} if transform is None else {"transform": of_callable(transform)[:12]}
     return batches, {**identity, "seed": seed, "columns": {"encoded": names}, **how}
+
+
+def _lacks_mask(rows: Sequence[Mapping[str, Any]], processor: Any, accepted: frozenset[str] | None) -> bool:
+    """Whether tokens have to be padded and nothing would tell a model so: a tokenizer that pads makes a mask, too."""
+    mask = "attention_mask"
+    if mask not in getattr(processor, "model_input_names", ()) or (accepted is not None and mask not in accepted):
+        return False
+    return mask not in rows[0] and "input_ids" in rows[0] and len({len(row["input_ids"]) for row in rows}) > 1
 
 
 def _renamed(name: str, accepted: frozenset[str] | None, there: Iterable[str]) -> str:

@@ -11,8 +11,9 @@ from hf_geosharp.tasks.kinds import IGNORED
 if TYPE_CHECKING:
     import torch
 
-# What fills the end of a sequence, for keys that a tokenizer does not pad; the ids' own is the tokenizer's.
-_FILL = {"labels": IGNORED, "attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1}
+# What fills the end of a sequence where it is not 0, as of masks; that of tokens is the tokenizer's.
+_FILL = {"labels": IGNORED, "special_tokens_mask": 1}
+_TOKENS = "input_ids"
 
 
 def collate(
@@ -52,7 +53,7 @@ def _stack(key: str, values: list[Any], tokenizer: Any, left: bool) -> torch.Ten
             "as processor= to pad them, or pad them yourself."
         )
     longest = max(len(tensor) for tensor in tensors)
-    filler = _FILL.get(key, tokenizer.pad_token_id)
+    filler = tokenizer.pad_token_id if key.endswith(_TOKENS) else _FILL.get(key)
     stacked = torch.full((len(tensors), longest), filler or 0, dtype=tensors[0].dtype)
     for row, tensor in zip(stacked, tensors, strict=True):
         start = longest - len(tensor) if left else 0

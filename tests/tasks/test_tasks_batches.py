@@ -63,7 +63,7 @@ def test_a_raw_data_set(model):
 
 def test_an_encoded_data_set(model):
     batches, identity = batches_from(encoded(), model, processor=make_tokenizer(), **SIZES)
-    assert set(batches[0]) == {"input_ids", "labels"}
+    assert set(batches[0]) == {"input_ids", "labels", "attention_mask"}
     assert identity["columns"] == {"encoded": ["input_ids", "label"]}
     assert torch.isfinite(model(**batches[0]).loss)
     with pytest.raises(DataError, match=r"'input_ids' differ.*processor="):
@@ -71,6 +71,35 @@ def test_an_encoded_data_set(model):
     formatted = encoded(extra=["x"] * 12).with_format("torch")
     again, _ = batches_from(formatted, model, processor=make_tokenizer(), **SIZES)
     assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
+
+
+def test_padding_changes_no_loss_of_rows_that_are_encoded_without_a_mask(model):
+    """A tokenizer that pads makes a mask, too."""
+    tokenizer = make_tokenizer()
+    (padded,), _ = batches_from(encoded(), model, processor=tokenizer, samples=12, batch_size=12)
+    rows = [row[row != tokenizer.pad_token_id] for row in padded["input_ids"]]
+    assert len({len(row) for row in rows}) > 1
+    with torch.no_grad():
+        alone = torch.cat([model(input_ids=row[None]).logits for row in rows])
+        torch.testing.assert_close(model(**padded).logits, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_only_tokens_are_filled_with_the_token_of_padding():
+    """Or a mask of another name, positions and fractions would say something of what is not there."""
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = "[MASK]"
+    rows = [
+        {
+            "input_ids": [5] * n, "decoder_input_ids": [6] * n, "decoder_attention_mask": [1] * n,
+            "global_attention_mask": [1] * n, "position_ids": list(range(n)), "input_values": [0.5] * n,
+            "labels": [7] * n,
+        }
+        for n in (2, 3)
+    ]  # fmt: skip
+    found = {key: value[0, -1].item() for key, value in collate(rows, tokenizer).items()}
+    token = tokenizer.pad_token_id
+    assert token > 0
+    assert found == {**dict.fromkeys(rows[0], 0), "input_ids": token, "decoder_input_ids": token, "labels": -100}
 
 
 def test_token_labels_are_padded_on_the_tokenizers_side():
