@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from transformers import AutoModelForCausalLM
 
 from benchmarks import tiny
+from hf_geosharp import score
 from hf_geosharp.errors import DataError, DataWarning, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.tasks.batches import batches_from, make_batches
@@ -167,6 +168,14 @@ def test_images_in_memory(vit_folder):
         rows = datasets.Dataset.from_dict({"image": [odd] * 4, "label": ["0"] * 4})
         with pytest.raises(DataError, match=r"'image', row \d holds a \w+, not an image"):
             batches_from(rows, loaded.model, processor=loaded.processor, samples=4, batch_size=4)
+
+
+def test_grey_images_of_three_rows_are_no_colours(vit_folder):
+    """An image of one grey is that grey in any size."""
+    loaded = load_model(vit_folder, device="cpu")
+    data = datasets.Dataset.from_dict({"image": [[[200] * 8] * rows for rows in (3, 8)], "label": ["0", "1"]})
+    ((batch,), _) = batches_from(data, loaded.model, processor=loaded.processor, samples=2, batch_size=2)
+    torch.testing.assert_close(batch["pixel_values"], torch.full((2, 1, 8, 8), 2 * 200 / 255 - 1))
 
 
 def test_loaders_and_lists(model):
@@ -455,6 +464,31 @@ def test_targets_are_made_as_the_score_runs_the_model(model):
     state = torch.get_rng_state()
     attach_model_targets(model, [batch()], None)
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_model_that_draws_numbers_is_no_further_from_itself_than_it_is_moved():
+    """Whatever was drawn before: the targets and the score draw the same."""
+
+    class Drawing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return {"logits": y + torch.randn(y.shape)}
+
+    result = score(Drawing(), [{"x": torch.eye(3)}], labels="model", metric="adaptive", steps=1, reproducibility=False)
+    assert result.base_loss == 0
+
+
+def test_targets_of_a_decoder_that_reads_labels_count_where_these_do(t5_folder):
+    model = load_model(t5_folder, device="cpu").model
+    data = {"input_ids": torch.arange(6, 12).view(2, 3), "labels": torch.tensor([[7, 8, 5], [9, 5, -100]])}
+    (found,) = attach_model_targets(model, [data], find_task("seq2seq-lm"))
+    assert torch.equal(found["_target_mask"], (data["labels"] != -100).long())
+    with torch.no_grad():
+        assert kl_to_model(model(**data), found).tolist() == pytest.approx(5 * [0.0], abs=1e-6)
 
 
 def test_targets_leave_the_model_as_it_was(model):
