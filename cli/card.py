@@ -89,6 +89,11 @@ def command(
     place = _find(target, options["revision"], options["token"])
     if push and place.hub is None:
         raise UsageError(f"--push needs the id of a model on the Hub, which {target} is not")
+    if plot and _file_of(place, to) is None:
+        raise UsageError(
+            "--plot writes the picture next to the card, and this card is only printed: write it with --to FILE, or "
+            "leave --plot out"
+        )
     before = place.read()
     if not dry_run:
         _check_writing(place, to, [result_file, options["data"]], plot=plot)
@@ -148,9 +153,14 @@ def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Pa
     else:
         Target("--to", Path(to)).check(inputs)
         refuse_cache(Path(to))
-    card = place.file if to is None else Path(to)
+    card = _file_of(place, to)
     if plot and card is not None:
         Target("--plot", card.parent / PICTURE).check()
+
+
+def _file_of(place: cards.Place, to: str | None) -> Path | None:
+    """The file that the card is written to; None where it is printed or on the Hub."""
+    return place.file if to is None else None if to == "-" else Path(to)
 
 
 def _save(result: SharpnessResult, place: cards.Place) -> None:
@@ -257,13 +267,12 @@ def _score(ctx: click.Context, place: cards.Place, options: dict[str, Any], quie
 
 
 def _draw(place: cards.Place, to: str | None, result: SharpnessResult) -> None:
-    """Writes the picture beside the card; where that is printed there is no such place."""
+    """Writes the picture beside the card."""
     from hf_geosharp import plots
     from hf_geosharp.cards import files
 
-    card = place.file if to is None else Path(to)
-    if card is None or to == "-":
-        return
+    card = _file_of(place, to)
+    assert card is not None
     path = card.parent / PICTURE
     picture = plots.curve(result, f"{title_of(result.metric)} of {place.name}")
     files.write(path, picture, files.read(path))

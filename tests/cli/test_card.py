@@ -264,8 +264,29 @@ def test_a_picture_is_only_written_with_the_card(run: Run, model: Path, score_fi
     assert run("card", str(model), "--result", score_file, "--plot", "--dry-run").exit_code == 0
     (model / "README.md").write_bytes(section.START.encode())
     assert run("card", str(model), "--result", score_file, "--plot").exit_code == 5
-    assert run("card", "demo:digits-vit", "--result", score_file, "--plot").exit_code == 0
     assert sorted(os.listdir(model)) == ["README.md", "config.json"]
+
+
+@pytest.mark.parametrize("line", [["SELF", "--to", "-"], ["demo:digits-vit"], ["demo:digits-vit", "--dry-run"]])
+def test_a_card_that_is_printed_links_no_picture(run: Run, model: Path, score_file: str, line: list[str]) -> None:
+    """It would be written nowhere."""
+    pytest.importorskip("matplotlib")
+    target = str(model) if line[0] == "SELF" else line[0]
+    done = run("card", target, *line[1:], "--result", score_file, "--plot")
+    assert done.exit_code == 2
+    assert "--plot writes the picture next to the card, and this card is only printed" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_picture_is_written_next_to_the_copy_of_a_card(
+    run: Run, model: Path, tmp_path: Path, score_file: str
+) -> None:
+    pytest.importorskip("matplotlib")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    done = run("card", "demo:digits-vit", "--result", score_file, "--plot", "--to", str(copy / "README.md"))
+    assert done.exit_code == 0
+    assert sorted(os.listdir(copy)) == ["README.md", "geodesic-sharpness.png"]
 
 
 def test_without_matplotlib_it_says_how_to_get_it(
