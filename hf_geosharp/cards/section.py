@@ -77,7 +77,7 @@ def render(
         meaning=f"{_case(result)} {_BALL[kind]}",
         settings="\n".join(f"| {name} | {text} |" for name, text in _settings(result)),
         curve=_curve(result.curve) if len(result.curve) > 1 else "",
-        others=_others(others),
+        others=_others(others, entry.entry(result)["metrics"][0]["args"]),
         cautions="".join(f"- {text}\n" for text in _cautions(result)),
         reproduce=recipe(result, model).markdown(),
         versions=", ".join(f"{plain(k)} {plain(v)}" for k, v in result.versions.items()) or "an unknown version",
@@ -223,8 +223,8 @@ def _curve(points: Sequence[CurvePoint]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _others(others: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each score that only the metadata have."""
+def _others(others: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> str:
+    """One line for each score that only the metadata have, with the settings in which it is not like the ``own``."""
     if not others:
         return ""
     lines = ["Other scores in the metadata of this card:", ""]
@@ -232,9 +232,34 @@ def _others(others: Sequence[Mapping[str, Any]]) -> str:
         (metric,) = item["metrics"]
         held = item.get("dataset")
         data = held if isinstance(held, Mapping) else {}
-        where = ", ".join(plain(data[part]) for part in ("name", "split") if part in data)
-        lines.append(f"- {plain(metric.get('value'))}: {plain(metric.get('name') or metric['type'])}, {where}")
+        parts = [plain(metric.get("name") or metric["type"]), _how(metric["args"])]
+        parts += [plain(data[part]) for part in ("name", "split") if part in data]
+        parts += _different(metric["args"], own)
+        lines.append(f"- {plain(metric.get('value'))}: {', '.join(part for part in parts if part)}")
     return "\n".join(lines) + "\n\n"
+
+
+def _how(args: Mapping[str, Any]) -> str:
+    """Case and search of a score in the metadata, which others may have written."""
+    case, ascent, steps, starts = (args.get(name) for name in ("case", "ascent", "steps", "starts"))
+    parts = [] if case is None else [f"{plain(case)} case"]
+    if case != "average" and isinstance(ascent, str) and isinstance(steps, int):
+        parts.append(plain(search(ascent, steps, starts if isinstance(starts, int) else 1)))
+    elif steps is not None:
+        parts.append(f"{plain(steps)} {'draws' if case == 'average' else 'steps'}")
+    return ", ".join(parts)
+
+
+_SAID = frozenset({"metric", "rho", "case", "ascent", "steps", "starts"})
+"""Settings that a score's name, or :func:`_how`, has."""
+
+
+def _different(args: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    """The other settings that are not those of the score that the section tells of."""
+    for name in [*args, *(name for name in own if name not in args)]:
+        if name not in _SAID and args.get(name) != own.get(name):
+            words = str(name).replace("_", " ")
+            yield plain(f"{words} {args[name]}" if name in args else f"default {words}")
 
 
 def _cautions(result: SharpnessResult) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -168,6 +169,33 @@ def test_other_settings_stand_beside(changes: dict[str, Any]) -> None:
     # The first one again: it is replaced where it stands, and the text tells of it.
     assert values(card.merge(both, make_result(), MODEL)) == [0.0125, 0.7]
     assert b"Other scores in the metadata" in both
+
+
+def test_the_list_of_other_scores_tells_them_apart() -> None:
+    """Two that differ in the case or in how they were searched had the same line."""
+    merged = BEFORE
+    for changes in (
+        {"mode": "average", "steps": 100, "ascent": "none"},
+        {"steps": 40},
+        {"ascent": "secant", "starts": 2, "samples": 512, "seed": 3},
+        {"damping": 0.5, "geodesic": "first"},
+        {},
+    ):
+        merged = card.merge(merged, make_result(**changes), MODEL)
+    name, data = "Geodesic sharpness (inv, rho 0.1)", "nyu-mll/glue, train"
+    start = merged.decode().index("Other scores in the metadata")
+    assert merged.decode()[start:].splitlines()[2:6] == [
+        f"- 0.0125: {name}, average case, 100 draws, {data}",
+        f"- 0.0125: {name}, worst case, 40 steps of Auto-PGD, {data}",
+        f"- 0.0125: {name}, worst case, at most 20 steps of the secant ascent, from each of 2 starts, {data}, "
+        "samples 512, seed 3",
+        f"- 0.0125: {name}, worst case, 20 steps of Auto-PGD, {data}, geodesic first, damping 0.5",
+    ]
+    # Seen from one with a setting that the others leave at its default, and with what an older version wrote.
+    older = re.sub(rb"\n +(case: worst|ascent: apgd)(?=\n)", b"", merged)
+    text = card.merge(older, make_result(damping=0.25), MODEL).decode()
+    assert f"- 0.0125: {name}, 20 steps, {data}, default damping" in text
+    assert f"- 0.0125: {name}, average case, 100 draws, {data}, default damping" in text
 
 
 def test_versions_and_times_are_not_in_the_metadata() -> None:
