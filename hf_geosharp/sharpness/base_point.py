@@ -6,13 +6,15 @@ no weight that the loss depends on may be without a gradient.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.randomness import same_random_numbers
@@ -33,8 +35,46 @@ ROUNDINGS, MOVED, CONDITION = 3, 1e-6, 2.0
 """How often the stored weights are moved to see what rounding makes where that is larger, by how little (relative), and
 the condition of the element that moves the pairs along their orbits."""
 
+FAR = 100.0
+"""The condition of that element where the outputs stay as they were computed, so that no rounding grows with it."""
+
 MOST_UNFELT = 1 << 24
 """Entries of parameters without a gradient that are tried."""
+
+
+class Tape:
+    """What a model, or a part of it, returns when it is called from outside: the first time kept, later given again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = set(model.modules())
+        self._kept: list[Any] = []
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """From the beginning; calls beyond the end are kept."""
+        depth = played = 0
+
+        def enter(module: nn.Module, _: Any) -> None:
+            nonlocal depth
+            depth += module in self._modules
+
+        def leave(module: nn.Module, _: Any, outputs: Any) -> Any:
+            nonlocal depth, played
+            if module not in self._modules:
+                return None
+            depth -= 1
+            if depth:
+                return None
+            if played == len(self._kept):
+                self._kept.append(copy.copy(outputs))
+            played += 1
+            # A copy, for who called may take something out of it.
+            return copy.copy(self._kept[played - 1])
+
+        with ExitStack() as stack:
+            for handle in (register_module_forward_pre_hook(enter), register_module_forward_hook(leave)):
+                stack.callback(handle.remove)
+            yield
 
 
 class BasePoint:
@@ -142,12 +182,13 @@ class BasePoint:
     def check_loss(self, loss: Loss, batch: Batch) -> None:
         """Refuses a custom loss that reads the weights: along the symmetries the outputs stay, but it does not.
 
-        The model has its stored weights, and has them afterwards. A loss that runs the model once more is left alone.
+        The model has its stored weights, and has them afterwards. Where the loss runs the model itself, or a part of
+        it, that gives what it gave the first time.
 
         Raises:
             UsageError: it is such a loss, or one that says something else of the same outputs when it is asked again.
         """
-        ran: list[nn.Module] = []
+        tape = Tape(self.borrowed.model)
 
         def value(outputs: Any) -> float:
             same_random_numbers()
@@ -161,24 +202,20 @@ class BasePoint:
         with torch.no_grad():
             same_random_numbers()
             outputs = call(self.borrowed.model, batch)
-            modules = set(self.borrowed.model.modules())
-            handle = register_module_forward_pre_hook(lambda m, _: ran.append(m) if m in modules else None)
-            try:
+            with tape.playing():
                 before = value(outputs)
-            finally:
-                handle.remove()
-            if ran:
-                return
-            again = value(outputs)
+            with tape.playing():
+                again = value(outputs)
             if differ(before, again):
                 raise UsageError(
                     f"the loss is {before:.6g}, and {again:.6g} of the same outputs and batch when it is computed "
                     "again: it depends on what it was given before. Pass a function that keeps nothing from call to "
                     "call"
                 )
-            self._move(0)
+            self._move(0, FAR)
             try:
-                after = value(outputs)
+                with tape.playing():
+                    after = value(outputs)
             finally:
                 self._put_back()
         if differ(before, after):
@@ -192,12 +229,12 @@ class BasePoint:
         """How much the loss of a batch changes where the same function is computed from other weights."""
         noise = 0.0
         for seed in range(ROUNDINGS):
-            self._move(seed, MOVED)
+            self._move(seed, CONDITION, MOVED)
             noise = max(noise, abs(self._loss(index) - self.stored[index]))
             self._put_back()
         return noise
 
-    def _move(self, seed: int, little: float = 0.0) -> None:
+    def _move(self, seed: int, condition: float, little: float = 0.0) -> None:
         """Moves the weights by that little (relative), and along the pairs' symmetries."""
         pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
         weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
@@ -205,4 +242,4 @@ class BasePoint:
         with torch.no_grad():
             for tensor in weights.values() if little else ():
                 tensor.mul_(1 + little * torch.randn(tensor.shape, generator=generator).to(tensor))
-            pairs.move(weights, pairs.random_element(weights, seed, CONDITION))
+            pairs.move(weights, pairs.random_element(weights, seed, condition))

@@ -94,16 +94,9 @@ def estimate(
     total = each * len(settings.radii) * (len(batches) + settings.reruns)
     total += each * len(batches) * len(settings.baselines)
     world = world or World()
-    with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed, ExitStack() as stack:
+    with _borrowed(model, dtype, batches, settings, notes) as borrowed:
         shards = borrowed.shards
-        if shards is None:
-            # What the user's own passes have cached would hide the parameters that it was computed from.
-            for odd in stack.enter_context(emptied(model, partial(few_outputs, model, batches[0]))):
-                notes.warn(
-                    f"{odd} holds tensors that a forward pass would compute anew, but with other outputs: they are "
-                    "left as they are, and what they were computed from is not perturbed through them"
-                )
-        else:
+        if shards is not None:
             _check_sharded(shards, world, settings)
         # Of a sharded model all ranks run every pass together.
         whole = settings.shard == "samples" or shards is not None
@@ -129,6 +122,45 @@ def estimate(
     if output is not None and world.leads:
         write_result(output, result.to_json() + "\n")
     return result
+
+
+def check_function(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    settings: Settings,
+    *,
+    loss: Loss | None = None,
+    weight: Weight | None = None,
+) -> None:
+    """Refuses without a climb what :func:`estimate` refuses at the base point of the first batch.
+
+    That is a loss that changes where the model's symmetries are divided out, as one with a penalty on the weights does.
+
+    Raises:
+        GeosharpError: as for :func:`estimate`.
+    """
+    notes = Notes()
+    with _borrowed(model, None, batches, settings, notes) as borrowed:
+        track = Track(None, 1, 0, World(), False)
+        verified, settings = Proof(borrowed, batches[:1], settings, track, notes).symmetries()
+        ledger = Ledger(World(), None)
+        Runner(borrowed, batches[:1], verified.map, settings, loss, weight, track, notes, ledger).check_function()
+
+
+@contextmanager
+def _borrowed(
+    model: nn.Module, dtype: torch.dtype | None, batches: Sequence[Batch], settings: Settings, notes: Notes
+) -> Iterator[Borrowed]:
+    """The model to be measured, without what its passes have cached."""
+    with full_float32(), borrow(model, dtype, movable(model, settings.params)) as borrowed, ExitStack() as stack:
+        if borrowed.shards is None:
+            # What the user's own passes have cached would hide the parameters that it was computed from.
+            for odd in stack.enter_context(emptied(model, partial(few_outputs, model, batches[0]))):
+                notes.warn(
+                    f"{odd} holds tensors that a forward pass would compute anew, but with other outputs: they are "
+                    "left as they are, and what they were computed from is not perturbed through them"
+                )
+        yield borrowed
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,19 @@ class Runner:
             )
         return Runs(scored, skipped, reduced)
 
+    def check_function(self) -> None:
+        """Whether the first batch has the same loss where symmetries are divided out, without a climb.
+
+        Raises:
+            ModelError, UsageError: it has another one, or the loss reads the weights.
+        """
+        self.base_point.expect(self._stored_losses(()))
+        if self.base_point.stored:
+            self._chart_of(Job(SCORE, 0))
+            base = self._loss_of(0)
+            if math.isfinite(base) and not self.base_point.is_stored_loss(0, base):
+                self.base_point.check_function(0, base)
+
     def parts(self) -> tuple[Selection, ...]:
         """What the model is cut into, if that was asked for; told before anything is run."""
         if self.settings.per is None:

@@ -14,7 +14,7 @@ from hf_geosharp.errors import UsageError
 from hf_geosharp.parallel import World
 from hf_geosharp.scoring import versions
 from hf_geosharp.sharpness.borrow import borrow
-from hf_geosharp.sharpness.estimate import estimate
+from hf_geosharp.sharpness.estimate import check_function, estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.objective import Objective, own_loss
 from hf_geosharp.sharpness.parts import Batch, excerpt, on_device, samples
@@ -121,7 +121,8 @@ class Measurement:
     def _try(self, inner: nn.Module, trained: nn.Module | None) -> None:
         """One pass, and where there will be micro-batches, whether their losses make that of a batch.
 
-        If ``inner`` is a copy, the loss must have no gradient in the model that is ``trained``.
+        A loss that is not the model's own has to stay where symmetries are divided out. If ``inner`` is a copy, the
+        loss must have no gradient in the model that is ``trained``.
         """
         scored = _scored(inner, self.compute)
         with (
@@ -140,9 +141,12 @@ class Measurement:
                     "compute_loss, model instead of self.model"
                 )
             size = self.settings.micro_batch
+            weight = partial(readings, task_of_model(inner))
             if isinstance(size, int) and size < samples(self.batches[0]) and Shards.of(scored) is None:
-                weight = partial(readings, task_of_model(inner))
                 Objective(scored, self.batches[0], self.loss, weight, size).prove_parts()
+        if Shards.of(scored) is None and (loss_of := self.loss or _of_outputs(inner, self.compute)) is not None:
+            # A model's own loss has only its outputs to go by.
+            check_function(scored, self.batches, self.settings, loss=loss_of, weight=weight)
 
     def take(self, model: nn.Module, step: int) -> SharpnessResult:
         """The sharpness of the model as it is now.
@@ -183,6 +187,11 @@ def _reaches(loss: Tensor, model: nn.Module) -> bool:
         return False
     found = torch.autograd.grad(loss.sum(), wanted, allow_unused=True)
     return any(gradient is not None for gradient in found)
+
+
+def _of_outputs(inner: nn.Module, compute: ComputeLoss | None) -> Loss | None:
+    """The Trainer's loss as a function that is given outputs, and does not need them."""
+    return None if compute is None else lambda _, batch: compute(inner, dict(batch))[0]
 
 
 def _scored(inner: nn.Module, compute: ComputeLoss | None) -> nn.Module:

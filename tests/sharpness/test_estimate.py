@@ -289,6 +289,28 @@ def test_a_loss_with_a_penalty_on_the_weights_is_refused(symmetries: str) -> Non
     assert result.base_loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_small_penalty_is_no_rounding() -> None:
+    """Of a fresh model it changes by less than rounding may where pairs are moved only a little: it was scored."""
+    model = bert()
+
+    def penalised(outputs: Any, batch: Any) -> Tensor:
+        return outputs.loss + 1e-5 * sum(p.square().sum() for p in model.parameters())
+
+    with pytest.raises(UsageError, match="depends on the weights themselves"):
+        quick(model, bert_batches(1), loss=penalised)
+
+
+def test_a_loss_that_runs_the_model_again_and_reads_its_weights_is_refused() -> None:
+    """What the model gives is held while the weights move, so that only the reading shows."""
+    model = bert()
+
+    def penalised(outputs: Any, batch: Any) -> Tensor:
+        return model(**batch).loss + 1e-4 * sum(p.square().sum() for p in model.parameters())
+
+    with pytest.raises(UsageError, match="depends on the weights themselves"):
+        quick(model, bert_batches(1), loss=penalised)
+
+
 def test_a_loss_of_hidden_states_and_a_head_is_scored_where_nothing_folds() -> None:
     """A gain folds into the head that reads these states."""
     model = bert(output_hidden_states=True)

@@ -325,3 +325,32 @@ def trainer_value(folder: Path, micro_batch: int | None, **changes: Any) -> floa
         **{**QUICK, "batch_size": 8}, micro_batch=micro_batch
     ).attach(trained)  # fmt: skip
     return trained.evaluate()[KEY]
+
+
+@pytest.mark.parametrize("loss", ["trainer", "function"])
+def test_a_penalty_on_the_weights_is_refused_before_the_training(tmp_path: Path, loss: str) -> None:
+    """No symmetry leaves it as it is. That was found at the measurement, whose value was NaN."""
+    model = bert()
+
+    def penalised(outputs: Any, batch: Any) -> Any:
+        return outputs.loss + 1e-4 * sum(p.square().sum() for p in model.parameters())
+
+    class Decaying(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            outputs = model(**inputs)
+            found = penalised(outputs, inputs)
+            return (found, outputs) if return_outputs else found
+
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trained = trainer(tmp_path, model=model, kind=Decaying)
+    kind: Any = "trainer" if loss == "trainer" else penalised
+    GeodesicSharpnessCallback(**QUICK, loss=kind).attach(trained)
+    with pytest.raises(UsageError, match="depends on the weights themselves, as a penalty on them does"):
+        trained.train()
+    assert trained.state.global_step == 0
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    # Where no symmetries are divided out the penalty is a part of the loss like any other.
+    trained = trainer(tmp_path, model=bert(), kind=Decaying, max_steps=2, eval_strategy="steps", eval_steps=2)
+    callback = GeodesicSharpnessCallback(**QUICK, loss="trainer", metric="euclidean").attach(trained)
+    trained.train()
+    assert callback.results[-1][1].geodesic_sharpness > 0
