@@ -28,6 +28,7 @@ from hf_geosharp.comparable import (
     read_results,
     same_batches,
 )
+from hf_geosharp.demos import PREFIX
 from hf_geosharp.errors import DataError, ModelError, UsageError, warn
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
 from hf_geosharp.record import Record
@@ -36,6 +37,7 @@ from hf_geosharp.sharpness.result import mean_with_error
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.progress import Progress
+    from hf_geosharp.sharpness.result import SharpnessResult
 
 
 RESOLUTION = 0.01
@@ -339,7 +341,7 @@ def compare_pretrained(
     kinds = {name: options[name] for name in ("task", "params") if name in options}
     broken = check_members(members, results, token=token, **kinds)
     if results and members and not force:
-        _check_settings(results[0], options)
+        _check_settings(results[0], options, token)
     skipped: dict[str, list[Skipped]] = {}
     taken: list[Named] = []
     for number, (member, folder) in enumerate(zip(members, folder_names(members), strict=True)):
@@ -382,24 +384,74 @@ def _check_figure(
         figure(item, rank_by)
 
 
-def _check_settings(item: Named, options: Mapping[str, Any]) -> None:
-    """What scores are taken with for certain, whatever the model and the data, is held against a result beforehand."""
+def _check_settings(item: Named, options: Mapping[str, Any], token: str | None) -> None:
+    """What scores will be taken with, and on, is held against a result beforehand, as far as it is known."""
     from hf_geosharp.scoring import score_pretrained
-    from hf_geosharp.sharpness.settings import radii_of
 
     given = {**(score_pretrained.__kwdefaults__ or {}), **options}
-    asked = {name: given[name] for name in ("params", "steps", "starts", "seed")}
-    asked["mode"] = "average" if given["average"] else "worst"
-    if radii := radii_of(given["rho"]):
-        asked["rho"] = radii[0]
-    if given["data"] is None or isinstance(given["data"], (str, os.PathLike)):
-        asked["batch_size"] = given["batch_size"]
-    found = differences({name: getattr(item.result, name) for name in asked}, asked, (f"in {item.name}", "here"))
+    result, who = item.result, (f"in {item.name}", "here")
+    known: dict[str, Any] = {"dtype": given["dtype"]} if "dtype" in result.model else {}
+    if given["max_length"] is None or not result.data.get("max_length_chosen"):
+        known["max_length"] = given["max_length"]
+    known["labels"] = "model" if given["labels"] == "model" else "data"
+    theirs = conditions(result)
+    theirs["max_length"] = theirs["data"].get("max_length")
+    theirs["labels"] = "model" if theirs["labels"] == "model" else "data"
+    by_name = isinstance(given["data"], (str, os.PathLike))
+    if given["data"] is None or by_name:
+        known["batch_size"] = given["batch_size"]
+    ways = [{**own, **known} for own in _records(given)]
+    # Which of the ways it will be is decided by the model.
+    found = min((differences({name: theirs[name] for name in own}, own, who) for own in ways), key=len)
+    if not found and by_name and not _in_memory(result):
+        found = _differing_data(result, given, token, who)
     if found:
         raise UsageError(
             f"the scores would not be comparable with the results: {'; '.join(found)}. Pass the settings of the "
             "results, or force (--force)"
         )
+
+
+def _records(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a result may say of how it was taken: as was asked for, as without symmetries, as where the base rounds."""
+    from hf_geosharp.sharpness.settings import Settings, radii_of
+
+    names = ("metric", "geodesic", "symmetries", "ascent", "steps", "starts", "seed", "average", "params")
+    asked = Settings(rho=radii_of(given["rho"]), **{name: given[name] for name in names})
+    ways = [asked, asked.unpaired] if asked.geometry.paired else [asked]
+    if asked.params != "all" and asked.ascent == "auto" and not asked.average:
+        ways += [dataclasses.replace(way, ascent="secant") for way in ways]
+    return [way.recorded for way in ways]
+
+
+def _in_memory(result: SharpnessResult) -> bool:
+    """Whether nothing is known of where the data of a result are from, or they ship with a demo."""
+    name = str(result.data.get("id") or "")
+    return not name or name.startswith(PREFIX)
+
+
+def _differing_data(
+    result: SharpnessResult, given: Mapping[str, Any], token: str | None, who: tuple[str, str]
+) -> list[str]:
+    """In what the rows that will be scored are not those of a result."""
+    from hf_geosharp.tasks.data import load_data
+    from hf_geosharp.tasks.kinds import find_task
+
+    _, rows = load_data(
+        given["data"], config=given["data_config"], split=given["split"], token=token,
+        task=find_task(str(result.model.get("task"))),
+    )  # fmt: skip
+    names = ("id", "config", "split", "revision", "fingerprint", "rows", "samples")
+    size = given["batch_size"]
+    drawn = min(given["samples"], rows["rows"]) // size * size
+    theirs, ours = ({name: held.get(name) for name in names} for held in (result.data, {**rows, "samples": drawn}))
+    if theirs["fingerprint"] == ours["fingerprint"]:
+        # A path can be written in many ways.
+        ours["id"] = theirs["id"]
+    if theirs["samples"] is None or (result.data.get("skipped") and theirs["samples"] < drawn):
+        # Of rows in which there is nothing to score none is drawn.
+        ours["samples"] = theirs["samples"]
+    return differences({"data": theirs}, {"data": ours}, who)
 
 
 def _overall(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hf_geosharp import members
+from hf_geosharp import comparison, members
 from hf_geosharp.checkpoints import find_checkpoints, read_history
 from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
@@ -438,16 +438,73 @@ def test_results_that_do_not_go_together_are_told_before_a_model_is_scored(
         compare_pretrained(models, told=told.append, **options(world))
     with pytest.raises(UsageError, match="the result of r0 has no 'adaptive'"):
         compare_pretrained(models[:2], rank_by="adaptive", baselines=["adaptive"], told=told.append, **options(world))
+    alike = {"steps": 20, "batch_size": 32, "ascent": "secant"}
     for changes, said in (
-        ({"steps": 20}, "batch_size 32 in r0, 8 here"),
-        ({"steps": 20, "batch_size": 32, "seed": 7}, ": seed 0 in r0, 7 here"),
-        ({"steps": 20, "batch_size": 32, "starts": 2}, ": starts 1 in r0, 2 here"),
-        ({"steps": 20, "batch_size": 32, "rho": 0.2}, ": rho 0.1 in r0, 0.2 here"),
-        ({"steps": 20, "batch_size": 32, "average": True}, ": mode worst in r0, average here"),
+        ({"batch_size": 8}, ": batch_size 32 in r0, 8 here"),
+        ({"seed": 7}, ": seed 0 in r0, 7 here"),
+        ({"starts": 2}, ": starts 1 in r0, 2 here"),
+        ({"rho": 0.2}, ": rho 0.1 in r0, 0.2 here"),
+        ({"average": True, "ascent": "auto"}, ": mode worst in r0, average here"),
+        ({"metric": "mix", "rho": 0.1}, ": metric inv in r0, mix here"),
+        ({"metric": "euclidean"}, ": metric inv in r0, euclidean here; geodesic second in r0, first here; symmetries"),
+        ({"geodesic": "exact"}, ": geodesic second in r0, exact here"),
+        ({"symmetries": "paper"}, ": symmetries full in r0, paper here"),
+        ({"ascent": "apgd"}, ": ascent secant in r0, apgd here"),
+        ({"labels": "model"}, ": labels data in r0, model here"),
+        ({"dtype": "float64"}, ": dtype float32 in r0, float64 here"),
+        ({"max_length": 7}, ": max_length missing in r0, 7 here"),
+        ({}, ": data: id reviews.csv in r0, .*; data: fingerprint 0123456789abcdef in r0, .*; data: rows 1000 in r0"),
     ):
         with pytest.raises(UsageError, match=f"would not be comparable .*{said}"):
-            compare_pretrained(models[:2], told=told.append, **options(world, **changes))
+            compare_pretrained(models[:2], told=told.append, **options(world, **{**alike, **changes}))
     assert told == []
+
+
+class ReachedError(Exception):
+    """A score would have been taken."""
+
+
+def scored(*_: Any) -> Any:
+    raise ReachedError
+
+
+def test_a_result_that_will_be_comparable_is_not_refused_beforehand(
+    world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known before a score is what the score says afterwards, whichever way it is taken."""
+    from hf_geosharp.scoring import score_pretrained
+
+    monkeypatch.setattr(comparison, "_score", scored)
+    first, second = (str(world["run"] / f"checkpoint-{step}") for step in (10, 40))
+    for number, changes in enumerate(
+        (
+            {},
+            {"metric": "mix", "rho": [0.02, 0.1], "geodesic": "exact", "symmetries": "attention", "ascent": "apgd"},
+            {"metric": "adaptive", "seed": 3, "starts": 2, "max_length": 6, "dtype": "float64"},
+            {"average": True, "labels": "model", "samples": 17},
+        )
+    ):
+        asked = options(world, **changes)
+        file = write(tmp_path, f"r{number}", score_pretrained(first, **asked))
+        with pytest.raises(ReachedError):
+            compare_pretrained([second, str(file)], **asked)
+        with pytest.raises(UsageError, match=r"results: data: samples 16 in .*checkpoint-10, 8 here"):
+            compare_pretrained([second, str(file)], **{**asked, "samples": 9})
+
+
+def test_a_model_without_symmetries_may_be_compared_with_another(
+    world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for inv, they are scored as adaptive; whether the next one is, only its proof tells."""
+    monkeypatch.setattr(comparison, "_differing_data", lambda *_: [])
+    monkeypatch.setattr(comparison, "_score", scored)
+    result = result_of("r", [1.0, 2.0], metric="adaptive", geodesic="first", symmetries="none", ascent="auto")
+    models = [str(world["run"] / "checkpoint-10"), str(write(tmp_path, "r", result))]
+    asked = options(world, steps=20, batch_size=32)
+    with pytest.raises(ReachedError):
+        compare_pretrained(models, **asked)
+    with pytest.raises(UsageError, match="metric adaptive in r, euclidean here"):
+        compare_pretrained(models, **{**asked, "metric": "euclidean"})
 
 
 def test_a_broken_model_that_was_named_ends_the_comparison(world: dict[str, Path]) -> None:

@@ -201,27 +201,16 @@ def _result(
 ) -> SharpnessResult:  # fmt: skip
     """The record of a score."""
     settings, runs, reproducible = measured.settings, measured.runs, measured.reproducible
-    radii, paired = settings.radii, settings.geometry.paired
-    curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(radii)]
-    head = next(c for c in curve if c.rho == radii[0])
+    curve = [_curve_point(r, runs.values(r), reproducible.get(r)) for r in sorted(settings.radii)]
+    head = next(c for c in curve if c.rho == settings.radii[0])
     return SharpnessResult(
         geodesic_sharpness=head.geodesic_sharpness,
         stderr=head.stderr,
         interval95=head.interval95,
         base_loss=math.fsum(o.base for o in runs.outcomes) / len(runs.outcomes),
-        rho=head.rho,
-        metric=settings.metric,
-        geodesic=settings.order,
-        symmetries=settings.symmetries if paired else "none",
-        mode="average" if settings.average else "worst",
-        steps=settings.steps,
-        starts=settings.starts,
-        ascent="none" if settings.average else settings.ascent,
-        params=settings.params,
-        damping=settings.damping if paired else 0.0,
+        **settings.recorded,
         per=measured.per,
         profile=runs.profile,
-        seed=settings.seed,
         samples=sum(samples(batches[o.job.batch]) for o in runs.outcomes),
         batch_size=samples(batches[0]),
         per_batch=[o.at(head.rho) for o in runs.outcomes],

@@ -73,13 +73,7 @@ class Proof:
                 f"no attention symmetry was found in this model: scored with the adaptive metric on {scope}, which "
                 f"can differ between weights that compute the same function{''.join(f' ({text})' for text in apart)}"
             )
-            settings = replace(
-                self.settings,
-                metric="adaptive",
-                geodesic="first",
-                damping=0.0,
-            )
-            return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), settings
+            return Verified(replace(nothing.map, dropped=verified.map.dropped), None, None), self.settings.unpaired
         # The base of an adapter does not move: what it computes with does not matter.
         if (missed := verified.map.missed) and self.settings.params == "all":
             where = "1 place" if len(missed) == 1 else f"{len(missed)} places"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hf_geosharp.errors import UsageError
@@ -195,6 +195,29 @@ class Settings:
     def order(self) -> Order:
         """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
         return self.geodesic or ("second" if METRICS[self.metric].paired else "first")
+
+    @property
+    def unpaired(self) -> Settings:
+        """The settings of a model in which no symmetry is found."""
+        return replace(self, metric="adaptive", geodesic="first", damping=0.0)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What a result says of them."""
+        paired = METRICS[self.metric].paired
+        return {
+            "metric": self.metric,
+            "geodesic": self.order,
+            "symmetries": self.symmetries if paired else "none",
+            "rho": self.radii[0],
+            "mode": "average" if self.average else "worst",
+            "ascent": "none" if self.average else self.ascent,
+            "steps": self.steps,
+            "starts": self.starts,
+            "seed": self.seed,
+            "params": self.params,
+            "damping": self.damping if paired else 0.0,
+        }
 
     @property
     def geometry(self) -> Geometry:
