@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from hf_geosharp.cli.errors import EXIT_CODES, INTERRUPTED, fail, report_interrupt
+from hf_geosharp.cli.errors import EXIT_CODES, INTERRUPTED, fail, let_rank_0_tell, report_interrupt
 from hf_geosharp.cli.options import debug_option
 
 _COMMANDS = ("score", "compare", "correlate", "report", "inspect", "card", "demo", "register")
@@ -28,6 +28,15 @@ class _Commands(click.Group):
             return None
         command = getattr(importlib.import_module(f"hf_geosharp.cli.{cmd_name}"), "command")  # noqa: B009
         return command if isinstance(command, click.Command) else None
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError:
+            let_rank_0_tell()
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

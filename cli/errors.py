@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 
 import click
 
 from hf_geosharp.errors import GeosharpError, HubError
+from hf_geosharp.launchers import LAUNCHERS
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 known failure, 2 wrong usage, 3 unsupported model, 4 Hub or network, 5 model card left "
@@ -19,6 +21,9 @@ INTERRUPTED = 130
 _FAILURE = 1
 _DEBUG_KEY = "hf_geosharp.debug"
 _TRUE = {"1", "ON", "YES", "TRUE"}
+
+PATIENCE = 10.0
+"""Seconds in which rank 0 tells the user what is wrong with a command that all processes were started with."""
 
 # Recognised by name: importing these libraries only to classify an error would load them for every failure.
 _NETWORK_LIBRARIES = {"requests", "urllib3", "httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"}
@@ -49,12 +54,21 @@ def report_interrupt() -> None:
 
 def fail(error: Exception, ctx: click.Context) -> int:
     """Report ``error`` on stderr and return the exit code; what click itself reports or ends with is raised again."""
-    if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
+    if isinstance(error, (click.exceptions.Exit, click.Abort, BrokenPipeError)):
         raise error
     # Of several processes one has told the user already.
     if not getattr(error, "reported", False):
+        let_rank_0_tell()
+        if isinstance(error, click.ClickException):
+            raise error
         report(error, ctx)
     return _exit_code(error)
+
+
+def let_rank_0_tell() -> None:
+    """Waits, in any other process: what fails before they meet mostly fails in all, and the launcher then ends this."""
+    if _rank():
+        time.sleep(PATIENCE)
 
 
 def report(error: BaseException, ctx: click.Context) -> None:
@@ -69,8 +83,9 @@ def report(error: BaseException, ctx: click.Context) -> None:
 
 def _rank() -> str:
     """Which process of several this is, unless it is the one that speaks for all."""
-    rank = os.environ.get("RANK", "0")
-    return "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"rank {rank}: "
+    ranks = (os.environ.get(rank) for size, rank, *_ in LAUNCHERS if size in os.environ)
+    own = next((rank for rank in ranks if rank is not None), "0")
+    return "" if own == "0" else f"rank {own}: "
 
 
 def _exit_code(error: Exception) -> int:

@@ -17,6 +17,7 @@ import pytest
 from click.testing import Result
 
 from hf_geosharp import errors
+from hf_geosharp.cli import errors as cli_errors
 from hf_geosharp.cli import launch, progress
 from hf_geosharp.parallel import World
 
@@ -70,6 +71,7 @@ def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(World, "find", lambda *_: World(1, 2))
+    monkeypatch.setattr(cli_errors, "PATIENCE", 0.0)
 
 
 @pytest.mark.usefixtures("rank_1")
@@ -92,6 +94,45 @@ def test_what_rank_0_has_told_is_not_told_again(run: Run, scoring: Any) -> None:
     scoring.fails_with(KeyboardInterrupt())
     done = run("score")
     assert (done.exit_code, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("ranks", [("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--no-such-option",
+        "score --no-such-option",
+        "score --average --ascent secant",
+        "score --json no/such/place.json",
+    ],
+)
+def test_rank_0_is_first_to_tell_of_a_wrong_command(
+    run: Run, scoring: Any, monkeypatch: pytest.MonkeyPatch, line: str, ranks: tuple[str, str]
+) -> None:
+    """All processes of torchrun told of it. The others wait, until the launcher ends them."""
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr(launch, "join", lambda *_: World())
+    monkeypatch.setenv(ranks[0], "2")
+    for rank, waits in (("0", []), ("1", [cli_errors.PATIENCE])):
+        monkeypatch.setenv(ranks[1], rank)
+        waited.clear()
+        done = run(*line.split())
+        assert (waited, done.exit_code) == (waits, 1 if "--json" in line else 2)
+        # Where it is not ended, it is the only one that something is wrong with.
+        assert "Error: " in done.stderr
+    assert scoring.calls == []
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_wrong_option_is_told_once() -> None:
+    program = str(Path(sys.executable).with_name("hf-geosharp"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", program]
+    done = subprocess.run(
+        [*command, "score", "--no-such-option"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("No such option") == 1
 
 
 @pytest.mark.parametrize(
