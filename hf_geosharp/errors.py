@@ -70,11 +70,18 @@ class DataWarning(GeosharpWarning):
     """Something about the data alone: where several models are scored on them, it is said once."""
 
 
+_INSIDE = frozenset({__name__.partition(".")[0], "transformers", "evaluate", "trl"})
+"""This package, and those whose Trainers and metrics call it for the user."""
+
+
 def warn(text: str, category: type[Warning] = GeosharpWarning) -> None:
-    """Warns of something at the line from where the package was called: that one is the user's."""
+    """Warns of something at the line from where the package was called: that one is the user's.
+
+    Where a Trainer or ``evaluate`` calls it, at the line from where these were called.
+    """
     frame = caller = sys._getframe(1)
     while frame.f_back is not None:
-        inside = frame.f_globals.get("__name__", "").partition(".")[0] == __name__.partition(".")[0]
+        inside = frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE
         frame = frame.f_back
         if inside:
             caller = frame
