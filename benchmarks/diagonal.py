@@ -32,12 +32,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.geometry.metrics import ORDERS, EuclideanFrame
+from hf_geosharp.geometry.metrics import EuclideanFrame
 from hf_geosharp.geometry.space import Part, Space, Tangent, Vector
 from hf_geosharp.sharpness.ascent import Wanted, is_wanted
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.choices import GEODESICS
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.secant import secant
 from hf_geosharp.sharpness.trust_region import largest_in_ball
@@ -350,7 +351,7 @@ def measure(net: Row, data: Data) -> dict[str, list[list[float]]]:
     out = {}
     products = net["u"] * net["v"]
     for metric in METRICS:
-        for order in ORDERS:
+        for order in GEODESICS:
             if (metric, order) == ("mix", "exact"):
                 values = [(v, v) for v in (exact_mix(data, products, rho) for rho in RADII[metric])]
             else:
@@ -437,7 +438,7 @@ def summary(seeds: Sequence[Row]) -> dict[str, Any]:
     better = [useful(s) for s in seeds]
     cells = []
     for metric in METRICS:
-        for order in ORDERS:
+        for order in GEODESICS:
             for i, rho in enumerate(RADII[metric]):
                 key = f"{metric} {order}"
                 pairs = [n["sharpness"][key][i] for s in seeds for n in s["nets"]]
@@ -498,7 +499,7 @@ def compare(nets: Sequence[Row], rows: Sequence[Row], data: Data, chosen: Sequen
     """Over some networks: the best known over a dense search (least), and the package's map against closed forms."""
     out = []
     for metric in METRICS if chosen else ():
-        for order in ORDERS:
+        for order in GEODESICS:
             closed = [rows[k]["sharpness"][f"{metric} {order}"] for k in chosen]
             balls = [Ball(data, nets[k]["u"] * nets[k]["v"], metric, order) for k in chosen]
             mapped = None
@@ -520,10 +521,10 @@ def table(result: Mapping[str, Any]) -> list[str]:
     for metric in METRICS:
         own = {(c["order"], c["rho"]): c for c in result["cells"] if c["metric"] == metric}
         radii = list(dict.fromkeys(rho for _, rho in own))
-        lines += [f"| {metric}, ρ | " + " | ".join(f"{o} order" if o != "exact" else o for o in ORDERS) + " |",
-                  "| ---: |" + " ---: |" * len(ORDERS)]  # fmt: skip
+        lines += [f"| {metric}, ρ | " + " | ".join(f"{o} order" if o != "exact" else o for o in GEODESICS) + " |",
+                  "| ---: |" + " ---: |" * len(GEODESICS)]  # fmt: skip
         lines += [
-            f"| {rho:g} | " + " | ".join(_with_interval(own[order, rho]) for order in ORDERS) + " |" for rho in radii
+            f"| {rho:g} | " + " | ".join(_with_interval(own[order, rho]) for order in GEODESICS) + " |" for rho in radii
         ]
         lines.append("")
     return lines[:-1]
@@ -628,7 +629,7 @@ def _what_it_says(result: Mapping[str, Any]) -> list[str]:
         return max(abs(a - b) for a, b in own)
 
     same = max(
-        abs(cells["adaptive", o, rho]["tau"] - cells["inv", o, rho]["tau"]) for o in ORDERS for rho in radii["inv"]
+        abs(cells["adaptive", o, rho]["tau"] - cells["inv", o, rho]["tau"]) for o in GEODESICS for rho in radii["inv"]
     )
     signs = [sum(of(c) for c in cells.values()) for of in (_below, _above)]
     useful = [sum(of(c["useful"]) for c in cells.values()) for of in (_below, _above)]

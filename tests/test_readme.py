@@ -13,7 +13,7 @@ import pytest
 
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
-from hf_geosharp.sharpness.settings import DEFAULT_RHO
+from hf_geosharp.sharpness.choices import METRICS
 from tests.docs.page import anchors, fenced
 from tests.symmetry.table import TABLE
 
@@ -142,7 +142,7 @@ def test_the_count_of_families_is_that_of_the_table() -> None:
 
 def test_the_defaults_that_are_named_are_the_defaults() -> None:
     text = " ".join(README.split())
-    assert f"The defaults of `inv` ({DEFAULT_RHO['inv']:g}) and `mix` ({DEFAULT_RHO['mix']:g}) are" in text
+    assert f"The defaults of `inv` ({METRICS['inv'].rho:g}) and `mix` ({METRICS['mix'].rho:g}) are" in text
 
 
 def test_the_summary_of_costs_is_what_was_measured() -> None:

@@ -30,7 +30,6 @@ from hf_geosharp.geometry.gauge import Canonical, act, canonical, leading_phase
 from hf_geosharp.geometry.geodesics import Acceleration, Grams, Pairwise
 
 Order = Literal["first", "second", "exact"]
-ORDERS: tuple[Order, ...] = ("first", "second", "exact")
 
 Tensors = tuple[Tensor, ...]
 """A point or a tangent vector."""

@@ -27,9 +27,6 @@ from hf_geosharp.sharpness.choices import (
 )
 from hf_geosharp.sharpness.secant import secant
 
-DEFAULT_RHO = {metric.name: metric.rho for metric in METRICS.values()}
-"""Radius by metric; how it was chosen is measured in benchmarks/radius.py and told in docs/choosing-a-radius.md."""
-
 WITHIN = 1e-18, 1e18
 """Radii whose squares single precision can hold."""
 

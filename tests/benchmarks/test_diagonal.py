@@ -13,12 +13,13 @@ import torch
 
 from benchmarks import diagonal
 from benchmarks.diagonal import Ball, Data
-from hf_geosharp.geometry.metrics import METRICS, ORDERS, Order
+from hf_geosharp.geometry.metrics import METRICS, Order
 from hf_geosharp.geometry.space import Tangent
+from hf_geosharp.sharpness.choices import GEODESICS
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"width": 8, "sparse": 2, "samples": 5}
-CASES = [(metric, order) for metric in diagonal.METRICS for order in ORDERS]
+CASES = [(metric, order) for metric in diagonal.METRICS for order in GEODESICS]
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -41,7 +42,7 @@ def result() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("metric", ["inv", "mix"])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", GEODESICS)
 def test_end_point_and_length_are_those_of_the_packages_pairs(metric: str, order: Order) -> None:
     _, u, v = small()
     b = 0.2 * draw(8, seed=5).tanh()
@@ -54,7 +55,7 @@ def test_end_point_and_length_are_those_of_the_packages_pairs(metric: str, order
     torch.testing.assert_close((size * b).abs(), METRICS[metric].norm(pair, velocity), rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", GEODESICS)
 def test_an_adaptive_end_point_is_the_packages(order: Order) -> None:
     theta, b = draw(1, 6), draw(1, 6, seed=1)
     end = METRICS["adaptive"].geodesic((theta,), (theta * b,), order)[0]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hf_geosharp import score_pretrained
-from hf_geosharp.sharpness.settings import DEFAULT_RHO
+from hf_geosharp.sharpness.choices import METRICS
 from tests.docs.page import fenced, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def radius_table() -> str:
     heads = [f"{demo}: {what}" for demo in DEMOS for what in ("rise", "growth", "converged", "spread")]
     lines = ["| " + " | ".join(["metric, ρ", *heads]) + " |", "| --- |" + " ---: |" * len(heads)]
     for metric, rho in dict.fromkeys(key[:2] for key in measured):
-        cells = [f"**{metric} {rho:g}**" if rho == DEFAULT_RHO[metric] else f"{metric} {rho:g}"]
+        cells = [f"**{metric} {rho:g}**" if rho == METRICS[metric].rho else f"{metric} {rho:g}"]
         for demo in DEMOS:
             r = measured[metric, rho, demo]
             cells += [
@@ -112,7 +112,7 @@ def test_the_table_is_that_of_the_measured_data() -> None:
 
 def test_the_radius_data_say_what_the_page_says_of_them() -> None:
     rows = data()
-    for metric, default in DEFAULT_RHO.items():
+    for metric, default in ((name, known.rho) for name, known in METRICS.items()):
         own = [r for r in rows if r["metric"] == metric]
         converged = {rho: all(r["converged"] == r["batches"] for r in own if r["rho"] == rho) for rho in
                      sorted({r["rho"] for r in own})}  # fmt: skip
@@ -121,7 +121,7 @@ def test_the_radius_data_say_what_the_page_says_of_them() -> None:
             assert not next(good for rho, good in converged.items() if rho > default)
         if metric == "adaptive":
             assert all(converged.values())
-            assert default == DEFAULT_RHO["inv"]
+            assert default == METRICS["inv"].rho
     assert all(r["spread"] < 1.05e-4 for r in rows)
     rise = {(r["metric"], r["rho"], r["model"]): r["score"] / r["base_loss"] for r in rows}
     assert rise["inv", 0.3, "demo:digits-vit"] == pytest.approx(90, rel=0.05)
@@ -135,7 +135,7 @@ def test_the_radius_data_say_what_the_page_says_of_them() -> None:
 
 
 def test_every_default_radius_is_in_the_table_of_radii() -> None:
-    for metric, rho in DEFAULT_RHO.items():
+    for metric, rho in ((name, known.rho) for name, known in METRICS.items()):
         if metric != "euclidean":
             assert f"**{metric} {rho:g}**" in PAGE
 
@@ -144,10 +144,10 @@ def test_the_defaults_that_are_named_are_the_defaults() -> None:
     found = re.search(r"The defaults \((.*?)\)", PAGE, flags=re.DOTALL)
     assert found is not None
     assert found[1] == (
-        f"`inv` {DEFAULT_RHO['inv']:g}, `mix` {DEFAULT_RHO['mix']:g}, `adaptive` and `euclidean` "
-        f"{DEFAULT_RHO['adaptive']:g}"
+        f"`inv` {METRICS['inv'].rho:g}, `mix` {METRICS['mix'].rho:g}, `adaptive` and `euclidean` "
+        f"{METRICS['adaptive'].rho:g}"
     )
-    assert DEFAULT_RHO["adaptive"] == DEFAULT_RHO["euclidean"]
+    assert METRICS["adaptive"].rho == METRICS["euclidean"].rho
 
 
 def test_files_that_are_named_exist() -> None:

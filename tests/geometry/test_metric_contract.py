@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hf_geosharp.geometry.gauge import act, canonical
 from hf_geosharp.geometry.geodesics import Pairwise, integrate_to_tolerance
-from hf_geosharp.geometry.metrics import METRICS, ORDERS, PAIR_METRICS, FactorFrame, Metric, Tensors
+from hf_geosharp.geometry.metrics import METRICS, PAIR_METRICS, FactorFrame, Metric, Tensors
+from hf_geosharp.sharpness.choices import GEODESICS
 from tests.oracles import pair_formulas as oracle
 
 COPIES = 3
@@ -61,7 +62,7 @@ each_pair = pytest.mark.parametrize("case", PAIRED, ids=str)
 
 
 each_order = pytest.mark.parametrize(
-    "order", [pytest.param(order, marks=[pytest.mark.slow] if order == "exact" else []) for order in ORDERS]
+    "order", [pytest.param(order, marks=[pytest.mark.slow] if order == "exact" else []) for order in GEODESICS]
 )
 
 
@@ -329,7 +330,7 @@ def test_where_rotations_are_left_the_frame_is_that_of_the_orbit(complex_: bool,
     u = case.tensors(seed=3)
     for mine, other in zip(frame.q, turned.q, strict=True):
         torch.testing.assert_close(other, mine, rtol=1e-10, atol=1e-10)
-    for order in ORDERS:
+    for order in GEODESICS:
         for end, there in zip(frame.geodesic(u, order).point, turned.geodesic(u, order).point, strict=True):
             torch.testing.assert_close(there, end @ rotation, rtol=1e-10, atol=1e-10)
     start = frame.geodesic(tuple(torch.zeros_like(x) for x in u), "first").point

@@ -17,11 +17,11 @@ from hf_geosharp import SharpnessResult, score
 from hf_geosharp.comparable import Named, check_comparable
 from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.scoring import make_twin
+from hf_geosharp.sharpness.choices import METRICS
 from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution
 from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
-from hf_geosharp.sharpness.settings import DEFAULT_RHO
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
 
 
@@ -42,7 +42,7 @@ def test_a_result_says_what_was_done() -> None:
     base = [float(model(**b).loss.detach()) for b in batches]
     result = score(model, batches, seed=3)
     assert (result.metric, result.geodesic, result.symmetries, result.mode) == ("inv", "second", "full", "worst")
-    assert (result.rho, result.steps, result.seed) == (DEFAULT_RHO["inv"], 20, 3)
+    assert (result.rho, result.steps, result.seed) == (METRICS["inv"].rho, 20, 3)
     assert (result.samples, result.batch_size, result.schema) == (12, 4, 1)
     assert [b.index for b in result.per_batch] == [0, 1, 2]
     assert [b.base_loss for b in result.per_batch] == pytest.approx(base, rel=1e-5)
@@ -418,7 +418,7 @@ def test_a_model_without_attention_is_scored_as_adaptive_with_a_warning() -> Non
     assert (result.metric, result.geodesic, result.symmetries) == ("adaptive", "first", "none")
     assert any("no attention symmetry" in w for w in result.warnings)
     assert result.pairs.count == 0
-    assert result.rho == DEFAULT_RHO["adaptive"]
+    assert result.rho == METRICS["adaptive"].rho
     assert result.geodesic_sharpness == quick(Perceptron(), POINTS, metric="adaptive").geodesic_sharpness
 
 
