@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_geosharp.errors import DataError, ModelError, first_line
+from hf_geosharp.errors import DataError, ModelError, first_line, warn
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import IGNORED, Task
 from hf_geosharp.tasks.labels import LabelRule, convert_labels
@@ -73,7 +73,13 @@ def text_length(tokenizer: Any, model: Any, task: Task, asked: int | None) -> in
     positions = getattr(text_config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
         limits.append(positions - _reserved_positions(model))
-    return int(min(limits))
+    length = int(min(limits))
+    if asked is not None and length < asked:
+        warn(
+            f"max_length is {asked}, but {type(model).__name__} and its tokenizer take {length} tokens at most: texts are "
+            f"cut to {length}"
+        )
+    return length
 
 
 def _reserved_positions(model: Any) -> int:

@@ -131,6 +131,16 @@ def test_texts_are_cut_to_the_length_that_is_asked_for(model):
         batches_from(TEXTS, model, processor=make_tokenizer(), max_length=2, **SIZES)
 
 
+def test_a_length_beyond_the_models_limit_is_lowered_with_a_warning(model):
+    limit = model.config.max_position_embeddings
+    with pytest.warns(GeosharpWarning, match=f"max_length is {limit + 1}, but .* take {limit} tokens at most"):
+        _, how = batches_from(TEXTS, model, processor=make_tokenizer(), max_length=limit + 1, **SIZES)
+    assert how["max_length"] == limit
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GeosharpWarning)
+        batches_from(TEXTS, model, processor=make_tokenizer(), max_length=limit, **SIZES)
+
+
 def test_a_length_is_of_texts_that_are_not_encoded_yet(model, vit_folder):
     for data in (encoded(), [batch()]):
         with pytest.raises(UsageError, match="not encoded yet"):
