@@ -13,7 +13,7 @@ from rich.text import Text
 from hf_geosharp.sharpness.choices import search, title_of
 
 if TYPE_CHECKING:
-    from hf_geosharp.sharpness.result import SharpnessResult
+    from hf_geosharp.sharpness.result import Profile, SharpnessResult
 
 _TOP_SHARES = 5
 _TOP_PARTS = 12
@@ -45,6 +45,11 @@ def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
         parts += [
             _heading(f"When only one {result.per[0].by} is perturbed (the values do not add up)"),
             _parts(result, plus_minus),
+        ]
+    if result.profile is not None:
+        parts += [
+            _heading(f"Rise on the way to the first batch's worst perturbation, rho {result.profile.radius:g}"),
+            _profile(result.profile),
         ]
     if result.warnings:
         parts += [_heading("Warnings", "bold yellow"), _warnings(result)]
@@ -161,6 +166,15 @@ def _parts(result: SharpnessResult, plus_minus: str) -> Table:
     if rest := ranked[_TOP_PARTS:]:
         count = _counted("other", "others", len(rest))
         grid.add_row(f"at most {_number(rest[0].value)}", Text(f"{count}; --json has all", "dim"))
+    return grid
+
+
+def _profile(profile: Profile) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("share of the way", "along the geodesic", "along the straight line"):
+        grid.add_column(heading, justify="right")
+    for t, geodesic, straight in zip(profile.t, profile.geodesic, profile.straight, strict=True):
+        grid.add_row(f"{t:.0%}", _number(geodesic), _number(straight))
     return grid
 
 

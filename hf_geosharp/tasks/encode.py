@@ -76,8 +76,8 @@ def text_length(tokenizer: Any, model: Any, task: Task, asked: int | None) -> in
     length = int(min(limits))
     if asked is not None and length < asked:
         warn(
-            f"max_length is {asked}, but {type(model).__name__} and its tokenizer take {length} tokens at most: texts are "
-            f"cut to {length}"
+            f"max_length is {asked}, but {type(model).__name__} and its tokenizer take {length} tokens at most: texts "
+            f"are cut to {length}"
         )
     return length
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hf_geosharp.cli import render
-from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Reproducible, SharpnessResult
+from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible, SharpnessResult
 
 Make = Callable[..., SharpnessResult]
 
@@ -74,6 +74,16 @@ def test_parts_are_ranked_and_said_not_to_add_up(result_with: Make) -> None:
     assert "at most 0.00200000 2 others; --json has all" in flat
     assert "perturbed the adapter alone (lora)" in flat
     assert "perturbed" not in text_of(result_with())
+
+
+def test_the_way_to_the_worst_perturbation_is_shown(result_with: Make) -> None:
+    """Without --json nothing was seen of it."""
+    profile = Profile((0.0, 0.5, 1.0), (0.0, 0.003, 0.012), (0.0, 0.0031, 0.0118), 0.05)
+    text = text_of(result_with(profile=profile))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Rise on the way to the first batch's worst perturbation, rho 0.05" in text
+    assert "50% 0.00300000 0.00310000 100% 0.0120000 0.0118000" in " ".join(text.split())
+    assert "Rise on the way" not in text_of(result_with())
 
 
 def test_what_is_wrong_stands_out(result_with: Make) -> None:
