@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hf_geosharp.scoring import load_pretrained, score, score_pretrained
     from hf_geosharp.sharpness.result import SharpnessResult
     from hf_geosharp.symmetry.find import find_symmetries
+    from hf_geosharp.symmetry.layouts import Layout, read_layouts
     from hf_geosharp.symmetry.map import SymmetryMap
     from hf_geosharp.tasks.columns import Columns
     from hf_geosharp.tasks.loaded import LoadedModel
@@ -32,6 +33,7 @@ __all__ = [
     "GeosharpError",
     "GeosharpWarning",
     "Inspection",
+    "Layout",
     "LoadedModel",
     "Named",
     "SharpnessResult",
@@ -43,6 +45,7 @@ __all__ = [
     "inspect_pretrained",
     "load_pretrained",
     "metric_path",
+    "read_layouts",
     "read_results",
     "score",
     "score_pretrained",
@@ -55,6 +58,7 @@ _WHERE = {
     "GeosharpError": "hf_geosharp.errors",
     "GeosharpWarning": "hf_geosharp.errors",
     "Inspection": "hf_geosharp.inspection",
+    "Layout": "hf_geosharp.symmetry.layouts",
     "LoadedModel": "hf_geosharp.tasks.loaded",
     "Named": "hf_geosharp.comparable",
     "SharpnessResult": "hf_geosharp.sharpness.result",
@@ -65,6 +69,7 @@ _WHERE = {
     "inspect": "hf_geosharp.inspection",
     "inspect_pretrained": "hf_geosharp.inspection",
     "load_pretrained": "hf_geosharp.scoring",
+    "read_layouts": "hf_geosharp.symmetry.layouts",
     "read_results": "hf_geosharp.comparable",
     "score": "hf_geosharp.scoring",
     "score_pretrained": "hf_geosharp.scoring",

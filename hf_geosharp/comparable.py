@@ -222,6 +222,10 @@ def notes_on(items: Sequence[Named]) -> list[str]:
     lacking = [item.name for item in items if item.result.missing]
     if lacking:
         notes.append(f"weights are missing from the checkpoint, and random numbers instead: {_some(lacking)}")
+    described = {item.name: item.result.model.get("layouts") for item in items}
+    if any(described.values()) and len({str(names) for names in described.values()}) > 1:
+        some = [f"{name} by {', '.join(map(str, names))}" for name, names in described.items() if names]
+        notes.append(f"symmetries were found by layouts (--layout) in some of the models alone: {_some(some)}")
     unsure = [item.name for item in items if item.result.reproducible.ok is False]
     if unsure:
         notes.append(f"not reproducible, by their own check: {_some(unsure)}")

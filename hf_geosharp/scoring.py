@@ -17,7 +17,7 @@ from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings, radii_of
+from hf_geosharp.sharpness.settings import Settings, radii_of, several
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
@@ -30,6 +30,8 @@ from hf_geosharp.wrappers import as_written, unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from hf_geosharp.symmetry.layouts import Layout
 
 TWIN_SEED = 20250509
 TWIN_CONDITION = 100.0
@@ -44,6 +46,7 @@ def score(
     metric: str = "inv",
     geodesic: Order | None = None,
     symmetries: str = "full",
+    layouts: Sequence[Layout] = (),
     rho: Rho = None,
     ascent: str = "auto",
     steps: int = 20,
@@ -86,6 +89,8 @@ def score(
             symmetries, "adaptive" or "euclidean".
         geodesic: "first", "second" (the default for inv and mix) or "exact".
         symmetries: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
+        layouts: descriptions of attention modules that cannot be traced, from :func:`hf_geosharp.read_layouts`; one
+            that fits no module of the model, or does not hold, is an error.
         rho: radius of the ball, or several radii (the first gives the score); the default depends on the metric.
         ascent: search for the maximum: "secant", which stops when it has converged; "apgd", the reference (Auto-PGD),
             which takes all steps; or "auto": secant and, in a ball where that has not converged after 12 steps,
@@ -141,9 +146,9 @@ def score(
     world = world or World.find(device, timeout)
     with world.together(), as_written(model):
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent,
-            steps=steps, starts=starts, seed=seed,
-            average=average, baselines=_names(baselines), damping=damping, micro_batch=micro_batch,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            ascent=ascent, steps=steps, starts=starts, seed=seed,
+            average=average, baselines=several(baselines), damping=damping, micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, shard=shard, on_nan=on_nan,
             reproducibility=reproducibility, verify=verify, params=params, per=per, profile=profile,
             stationary=labels == "model",
@@ -196,6 +201,7 @@ def score_pretrained(
     metric: str = "inv",
     geodesic: Order | None = None,
     symmetries: str = "full",
+    layouts: Sequence[Layout] = (),
     rho: Rho = None,
     ascent: str = "auto",
     steps: int = 20,
@@ -252,9 +258,9 @@ def score_pretrained(
     world = world or World.find(device, timeout)
     with world.together():
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent,
-            steps=steps, starts=starts, seed=seed,
-            average=average, baselines=_names(baselines), stationary=labels == "model", micro_batch=micro_batch,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            ascent=ascent, steps=steps, starts=starts, seed=seed,
+            average=average, baselines=several(baselines), stationary=labels == "model", micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, params=params, per=per, profile=profile,
             shard=shard, on_nan=on_nan,
         )  # fmt: skip
@@ -355,10 +361,6 @@ def versions() -> dict[str, str]:
     from importlib.metadata import version
 
     return {name: version(name) for name in ("hf-geosharp", "torch", "transformers", "datasets")}
-
-
-def _names(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _content(batches: Sequence[Mapping[str, Any]]) -> str:

@@ -44,6 +44,8 @@ def recipe(result: SharpnessResult, model: str) -> Recipe:
     notes = []
     if result.data.get("labels") == "label map":
         notes.append("A map of labels (`--label-map`) was given as well.")
+    if result.model.get("layouts"):
+        notes.append("Layouts of attention modules (`--layout`) were given as well.")
     if result.damping:
         notes.append(f"It was taken from Python, with `damping={result.damping:g}`.")
     return Recipe(line, " ".join(notes))

@@ -41,6 +41,7 @@ from hf_geosharp.sharpness.runner import Runner, Runs
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import Shards
+from hf_geosharp.symmetry.layouts import registered
 from hf_geosharp.symmetry.verify import Verified
 
 
@@ -109,11 +110,13 @@ def estimate(
             agree(world, header)
         with _ledger(world, output, header, whole) as ledger:
             measured = _measure(borrowed, batches, settings, loss, weight, track, notes, ledger)
+    layouts = [layout.name for layout in (*settings.layouts, *registered())]
     model_record = {
         "dtype": str(borrowed.dtype).removeprefix("torch."),
         **(model_identity or {"class": type(model).__name__}),
         "stored_dtypes": list(borrowed.stored_dtypes),
         **({"compiled": True} if settings.compile else {}),
+        **({"layouts": layouts} if layouts and measured.settings.geometry.paired else {}),
     }
     skipped = measured.runs.skipped
     data_record = {**(data_identity or {}), **({"skipped_batches": skipped} if skipped else {})}

@@ -20,6 +20,7 @@ from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import whole_of
 from hf_geosharp.symmetry.cache import PACKAGE, of_package
 from hf_geosharp.symmetry.fingerprint import of_adapters, of_callable, of_code, of_config
+from hf_geosharp.symmetry.layouts import registered
 
 _HOW = ("micro_batch", "gradient_checkpointing", "on_nan", "per")
 """Settings that do not decide a score: a journal may go on with others."""
@@ -40,8 +41,9 @@ def identity(
         "settings": {
             k: v
             for k, v in asdict(replace(settings, rho=settings.radii, geodesic=settings.order)).items()
-            if k not in _HOW
+            if k not in (*_HOW, "layouts")
         },
+        **_described(settings),
         "loss": loss_name(loss),
         "dtype": str(borrowed.dtype).removeprefix("torch."),
         "device": next(iter(borrowed.originals.values())).device.type,
@@ -56,6 +58,12 @@ def identity(
         "adapters": of_adapters(borrowed.model),
         "weights": digest(chain(_weights(borrowed), rest, _frozen(borrowed))),
     }
+
+
+def _described(settings: Settings) -> dict[str, Any]:
+    """The layouts that symmetries are found by, if there are any."""
+    found = [asdict(layout) for layout in (*settings.layouts, *registered())]
+    return {"layouts": found} if found else {}
 
 
 def _problem(model: nn.Module, batch: Batch) -> str | None:

@@ -144,8 +144,8 @@ class Proof:
         def spread(tasks: Sequence[Callable[[], float]]) -> list[float]:
             return world.spread([partial(measured, task) for task in tasks])
 
-        preset = self.settings.symmetries
-        (found,) = world.spread([lambda: find_symmetries(model, examples[0], preset=preset, alive=alive)])
+        how: dict[str, Any] = {"preset": self.settings.symmetries, "layouts": self.settings.layouts}
+        (found,) = world.spread([lambda: find_symmetries(model, examples[0], **how, alive=alive)])
         if self.settings.params != "all":
             found = found.within(self.borrowed.leaves)
         if not self.settings.verify:

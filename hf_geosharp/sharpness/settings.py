@@ -26,6 +26,7 @@ from hf_geosharp.sharpness.choices import (
     SYMMETRIES,
 )
 from hf_geosharp.sharpness.secant import secant
+from hf_geosharp.symmetry.layouts import Layout
 
 WITHIN = 1e-18, 1e18
 """Radii whose squares single precision can hold."""
@@ -65,6 +66,11 @@ def radii_of(rho: Any) -> tuple[float, ...]:
     return radii
 
 
+def several(value: Any) -> tuple[Any, ...]:
+    """What is in a sequence, or a single thing by itself."""
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a score is taken; see :func:`hf_geosharp.score` for the meaning of each.
@@ -76,6 +82,8 @@ class Settings:
     metric: str = "inv"
     geodesic: Order | None = None
     symmetries: str = "full"
+    layouts: tuple[Layout, ...] = ()
+    """Descriptions of attention modules that cannot be traced."""
     rho: tuple[float, ...] = ()
     ascent: str = "auto"
     steps: int = 20
@@ -117,6 +125,8 @@ class Settings:
         ):
             if value not in known:
                 raise UsageError(f"{name} is {value!r}; it is one of {', '.join(str(k) for k in known if k)}")
+        if not isinstance(self.layouts, tuple) or not all(isinstance(layout, Layout) for layout in self.layouts):
+            raise UsageError(f"layouts is {self.layouts!r:.60}; it holds what read_layouts makes of a file of layouts")
         if any(not (r > 0 and math.isfinite(r)) for r in self.rho):
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
         if any(not WITHIN[0] <= r <= WITHIN[1] for r in self.rho):

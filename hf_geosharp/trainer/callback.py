@@ -16,7 +16,8 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from hf_geosharp.errors import GeosharpWarning, UsageError, warn
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings, radii_of
+from hf_geosharp.sharpness.settings import Settings, radii_of, several
+from hf_geosharp.symmetry.layouts import Layout
 from hf_geosharp.trainer.advice import advice
 from hf_geosharp.trainer.cost import Cost
 from hf_geosharp.trainer.data import Choice, find_source, is_rows
@@ -51,7 +52,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         data: the data to measure on: a data set, whose rows the Trainer's collator turns into batches, or batches (a
             list of dicts of tensors, or a DataLoader of them; one ball each). The default is rows of the training data.
         every: "evaluate" (with each evaluation), "epoch", or a number of steps.
-        metric, geodesic, symmetries, rho, ascent, steps, starts, seed, average, damping: as for
+        metric, geodesic, symmetries, layouts, rho, ascent, steps, starts, seed, average, damping: as for
             :func:`hf_geosharp.score`; with several radii the value at the first is logged.
         params: "all" measures a model with an adapter merged, on a copy; "lora" its adapter alone, in place.
         samples, batch_size: number of rows, and of rows per batch; each batch has its own ball.
@@ -81,6 +82,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         metric: str = "inv",
         geodesic: Order | None = None,
         symmetries: str = "full",
+        layouts: Sequence[Layout] = (),
         rho: float | Sequence[float] | None = None,
         ascent: str = "auto",
         steps: int = 20,
@@ -110,9 +112,9 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._are_batches = data is not None and not is_rows(data)
         self._choice = Choice(samples, batch_size, seed)
         self._settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, rho=radii_of(rho), ascent=ascent, steps=steps,
-            starts=starts, seed=seed, average=average, damping=damping, params=params, micro_batch=micro_batch,
-            reproducibility=reproducibility,
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            ascent=ascent, steps=steps, starts=starts, seed=seed, average=average, damping=damping, params=params,
+            micro_batch=micro_batch, reproducibility=reproducibility,
         )  # fmt: skip
         self._loss, self._function = loss, function_of(loss)
         self._cost = Cost(max_fraction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import tiny
+from hf_geosharp import score
+from hf_geosharp.comparable import Named, notes_on
 from hf_geosharp.errors import GeosharpWarning, UsageError
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, layouts
 from hf_geosharp.symmetry.inputs import synthetic
@@ -19,6 +22,7 @@ from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout, 
 from hf_geosharp.symmetry.parameters import canonical_names
 from hf_geosharp.symmetry.verify import verify
 from tests.families import identical, state
+from tests.results import result_of
 from tests.symmetry.handmade import (
     HEAD,
     WIDTH,
@@ -90,6 +94,48 @@ def test_a_layout_that_is_given_finds_what_a_trace_cannot_see() -> None:
     found = find_symmetries(model, inputs(), layouts=[layout])
     assert groups(found) == {"qk": FULL, "vo": FULL}
     assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def states(outputs: Any, batch: Any) -> Tensor:
+    return (outputs[0] if isinstance(outputs, tuple) else outputs).square().mean((1, 2))
+
+
+def test_a_score_takes_layouts(tmp_path: Path) -> None:
+    """From Python they were only for finding and inspecting; the result and the journal know them."""
+    layout, register = made(), layouts._registered
+    register.clear()
+    model, batches = hidden(), [inputs(0), inputs(1)]
+    how: dict[str, Any] = {"loss": states, "steps": 2, "reproducibility": False}
+    with pytest.warns(GeosharpWarning, match="no attention symmetry was found"):
+        without = score(model, batches, **how, output=tmp_path / "without")
+    result = score(model, batches, **how, layouts=[layout], output=tmp_path / "with")
+    assert "layouts" not in without.model
+    assert (result.model["layouts"], result.metric, result.pairs.count) == (["mine"], "inv", 8)
+    found = find_symmetries(model, inputs(), layouts=[layout])
+    twin = copy.deepcopy(model)
+    found.apply(twin, found.random_element(twin, 1, 10.0))
+    moved = score(twin, batches, **how, layouts=layout)
+    assert moved.geodesic_sharpness == pytest.approx(result.geodesic_sharpness, rel=1e-3)
+    # A journal goes on with the same ones alone, however they were given.
+    for other, there in (("without", "missing there"), ("with", r".*there, missing here")):
+        with pytest.raises(UsageError, match=f"belongs to another run: layouts {there}"):
+            score(model, batches, **how, layouts=[layout] * (other == "without"), output=tmp_path / other)
+    register.append(layout)
+    assert score(model, batches, **how, output=tmp_path / "with").per_batch == result.per_batch
+    for wrong in ("mine.json", [{"name": "mine"}], 3):
+        with pytest.raises(UsageError, match="it holds what read_layouts makes"):
+            score(model, batches, **how, layouts=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="fits no module"):
+        score(model, batches, **how, layouts=[replace(layout, name="other", paths={r: f"x_{r}" for r in "qkvo"})])
+
+
+def test_a_comparison_tells_of_layouts_that_only_some_were_scored_with() -> None:
+    items = [
+        Named(name, result_of(name, [1.0, 2.0], model={"task": None, **own}))
+        for name, own in (("a", {}), ("b", {"layouts": ["mine"]}))
+    ]
+    assert any("layouts (--layout) in some of the models alone: b by mine" in note for note in notes_on(items))
+    assert not any("layouts" in note for note in notes_on([items[1], items[1]]))
 
 
 def test_what_a_layout_claims_is_not_claimed_again_as_units_that_scale() -> None:
