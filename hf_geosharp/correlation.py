@@ -487,6 +487,23 @@ def _of_card(item: Named, metric: str, dataset: str, token: str | None) -> float
         raise DataError(f"the model card of {item.name}: {metric} is {value!r}, which is not a number") from None
 
 
+def _own_models(index: list[Any], place: str, name: str) -> list[Any]:
+    """Those of a card's models that are the one in a place: of its name, or the only one.
+
+    Raises:
+        DataError: there are several, of other names.
+    """
+    own = path_of(place).resolve().name if path_of(place).is_dir() else place.rpartition("/")[2]
+    names = [str(held["name"]) for held in index]
+    found = [held for held, held_name in zip(index, names, strict=True) if held_name.lower() == own.lower()]
+    if len(index) > 1 and not found:
+        raise DataError(
+            f"the model card of {name} has the values of several models ({_some(names)}), and none of them is called "
+            f"{own}. Put the right ones into a CSV file"
+        )
+    return found if len(index) > 1 else index
+
+
 def _where(held: Any) -> str:
     """A value of a card with what it was measured on."""
     parts = (held.dataset_name, held.dataset_config, held.dataset_split, held.metric_value)
@@ -494,7 +511,8 @@ def _where(held: Any) -> str:
 
 
 def _card_results(item: Named, token: str | None) -> Sequence[Any]:
-    from huggingface_hub import ModelCard
+    from huggingface_hub import metadata_load
+    from huggingface_hub.repocard_data import model_index_to_eval_results
     from yaml import YAMLError
 
     from hf_geosharp import demos
@@ -516,7 +534,7 @@ def _card_results(item: Named, token: str | None) -> Sequence[Any]:
     if path is None:
         return ()
     try:
-        card = ModelCard(path.read_text(encoding="utf-8"), ignore_metadata_errors=True)
-        return getattr(card.data, "eval_results", None) or ()
+        own = _own_models((metadata_load(path) or {}).get("model-index") or [], place, item.name)
+        return model_index_to_eval_results(own)[1] if own else ()
     except (OSError, ValueError, TypeError, KeyError, YAMLError) as error:
         raise DataError(f"the model card of {item.name} cannot be read: {type(error).__name__}: {error}") from None

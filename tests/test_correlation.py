@@ -325,6 +325,34 @@ def test_targets_of_model_cards(tmp_path: Path) -> None:
         read_target("model-index:f1", items, column="x")
 
 
+def test_a_card_of_several_models_is_read_for_the_one_that_was_scored(tmp_path: Path) -> None:
+    """The value of any model in it was taken, where only one had the metric."""
+    index = """- name: other
+  results:
+  - task: {type: text-classification}
+    dataset: {type: imdb, name: IMDB}
+    metrics:
+    - {type: f1, value: 0.1}
+    - {type: bleu, value: 0.2}
+"""
+    items = cards(tmp_path, 0.75, 0.875)
+    for item in items:
+        readme = tmp_path / item.name / "README.md"
+        own = readme.read_text().replace("- name: m\n", f"- name: {item.name.upper()}\n")
+        readme.write_text(own.replace("model-index:\n", f"model-index:\n{index}"))
+    assert read_target("model-index:f1", items)[0] == {"m0": 0.75, "m1": 0.875}
+    with pytest.raises(DataError, match="m0, m1 have no bleu"):
+        read_target("model-index:bleu", items)
+    readme = tmp_path / "m1" / "README.md"
+    readme.write_text(readme.read_text().replace("- name: M1\n", "- name: third\n"))
+    with pytest.raises(DataError, match=r"card of m1 has the values of several models \(other, third\), .* called m1"):
+        read_target("model-index:f1", items)
+    # One result without a data set, and the metric is not missing but cannot be looked up.
+    readme.write_text("---\nmodel-index:\n- name: x\n  results:\n  - metrics:\n    - {type: f1, value: 1}\n---\n")
+    with pytest.raises(DataError, match="card of m1 cannot be read: KeyError: 'task'"):
+        read_target("model-index:f1", items)
+
+
 def test_the_card_of_another_model_of_that_name_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder's name may be that of a model on the Hub, and a model in memory has the name of its base."""
     monkeypatch.setattr("hf_geosharp.tasks.hub.fetch", lambda *_: pytest.fail("something was fetched"))
