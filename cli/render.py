@@ -162,7 +162,10 @@ def _parts(result: SharpnessResult, plus_minus: str) -> Table:
     ranked = sorted(result.per, key=lambda part: -part.value)
     for part in ranked[:_TOP_PARTS]:
         error = "" if part.stderr is None else f" {plus_minus} {part.stderr:.2g}"
-        grid.add_row(f"{_number(part.value)}{error}", Text(part.part))
+        name = Text(part.part)
+        if part.reproducible is False:
+            name.append("  NOT reproducible", "bold red")
+        grid.add_row(f"{_number(part.value)}{error}", name)
     if rest := ranked[_TOP_PARTS:]:
         count = _counted("other", "others", len(rest))
         grid.add_row(f"at most {_number(rest[0].value)}", Text(f"{count}; --json has all", "dim"))

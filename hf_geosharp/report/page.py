@@ -110,7 +110,14 @@ def _part_rows(result: SharpnessResult, by: str) -> tuple[tuple[str, PartScore, 
     parts = parts_by(result, by)
     rows = zip(part_names(parts), parts, strict=True)
     ranked = sorted(rows, key=lambda row: -row[1].value)[:_MOST_ROWS]
-    return tuple((name, part, words.interval(part_interval(part, len(result.per_batch)))) for name, part in ranked)
+    return tuple(
+        (
+            f"{name} (not reproducible)" if part.reproducible is False else name,
+            part,
+            words.interval(part_interval(part, len(result.per_batch))),
+        )
+        for name, part in ranked
+    )
 
 
 def _ranking(above: Overview) -> Shown | None:

@@ -110,7 +110,9 @@ class PartScore:
 
     ``by`` says how the model was divided: "layer", "head" or "kind". ``part`` is the name of the part; ``layer``,
     ``head`` and ``kind`` are what it belongs to, None where not unique. The values of the parts do not add up to the
-    score of the whole: each part has the whole radius to itself.
+    score of the whole: each part has the whole radius to itself. ``reproducible`` says whether the batch with the
+    largest value gave the same again from slightly moved weights, ``spread`` by how much it differed, relatively; None
+    where that was not checked, or where the loss does not rise.
     """
 
     part: str
@@ -120,6 +122,8 @@ class PartScore:
     kind: str | None
     value: float
     stderr: float | None
+    reproducible: bool | None = None
+    spread: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,6 +36,9 @@ from hf_geosharp.symmetry.verify import verify
 FORESIGHT = 0.75
 """Share of the batches that have to be done for a rank without work to run the worst of them a second time."""
 
+
+MOST_NAMED = 6
+"""Parts that a warning names."""
 
 CLEARLY = 0.1
 """A symmetry that moves the outputs by more than this share of its control is none; rounding moves them by less."""
@@ -90,7 +93,8 @@ class Runner:
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
-        self._parts: dict[str, Selection] = {}
+        self._parts: dict[str, dict[str, Selection]] = {}
+        """By stage: each has a chart of its own."""
         self.base_point = BasePoint(borrowed, symmetries, self._loss_of, self._refuted, self._put_back, self._tell)
 
     def _tell(self, text: str) -> None:
@@ -145,22 +149,55 @@ class Runner:
         if self.settings.per is None:
             return ()
         found = selections(self._chart_of(Job(SCORE, 0)), self.settings.per)
-        self._parts = {_key(part): part for part in found}
-        self.track.total += self.settings.evaluations * len(found) * len(self.batches)
+        self.track.total += self.settings.evaluations * len(found) * (len(self.batches) + self.settings.reruns)
         return found
+
+    def _part_of(self, job: Job, chart: Chart) -> Selection | None:
+        """What may move, where that is not all; the coordinates are those of the job's chart."""
+        if not job.part or self.settings.per is None:
+            return None
+        if job.stage not in self._parts:
+            self._parts[job.stage] = {_key(part): part for part in selections(chart, self.settings.per)}
+        return self._parts[job.stage][job.part]
 
     def scores_of(self, parts: Sequence[Selection], runs: Runs) -> tuple[PartScore, ...]:
         """The score at the first radius where only one part may move, for each part."""
         first = self.settings.radii[0]
         jobs = [Job(PART, o.job.batch, part=_key(part)) for o in runs.outcomes for part in parts]
         self._resumed(jobs)
-        values: dict[str, list[float]] = {}
+        found: dict[str, list[Outcome]] = {}
         for outcome in self._outcomes(jobs):
-            values.setdefault(outcome.job.part, []).append(_value(outcome, first, outcome.job.part))
+            found.setdefault(outcome.job.part, []).append(outcome)
+        values = {key: [_value(o, first, key) for o in own] for key, own in found.items()}
+        checks = self._checks_of(found, runs) if self.settings.reruns else {}
+        odd = [part.part for part in parts if _key(part) in checks and not checks[_key(part)].ok]
+        if odd:
+            self.notes.append(
+                f"the scores of {len(odd)} of {len(parts)} parts are not reproducible: a re-run from weights moved by "
+                f"a relative {NUDGE[self.borrowed.dtype]:g} differs, or they are no larger than what rounding makes of "
+                f"the loss: {', '.join(odd[:MOST_NAMED])}{', ...' * (len(odd) > MOST_NAMED)}"
+            )
         return tuple(
-            PartScore(part.part, part.by, part.layer, part.head, part.kind, *mean_with_error(values[_key(part)])[:2])
+            PartScore(
+                part.part, part.by, part.layer, part.head, part.kind, *mean_with_error(values[_key(part)])[:2],
+                *((check.ok, check.spread) if (check := checks.get(_key(part))) else ()),
+            )
             for part in parts
-        )
+        )  # fmt: skip
+
+    def _checks_of(self, found: Mapping[str, Sequence[Outcome]], runs: Runs) -> dict[str, Reproducible]:
+        """Whether the worst batch of each part repeats; where nothing rose there is nothing to ask."""
+        first = self.settings.radii[0]
+        worst = {key: max(own, key=lambda o: (o.at(first).value, o.job.batch)) for key, own in found.items()}
+        scores = {key: outcome.at(first) for key, outcome in worst.items()}
+        asked = {key: worst[key] for key, score in scores.items() if score.value > 0 or score.stopped == "lost"}
+        jobs = [Job(REPRODUCIBILITY, outcome.job.batch, part=key) for key, outcome in asked.items()]
+        self._resumed(jobs)
+        rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=self.settings.stationary)
+        return {
+            outcome.job.part: compared(asked[outcome.job.part], outcome, self.borrowed.dtype, rounding)[first].check
+            for outcome in self._outcomes(jobs)
+        }
 
     def evidence(self, runs: Runs) -> tuple[dict[float, Reproducible], dict[str, float]]:
         """What is told beside the score: whether the worst batch repeats, and the baselines."""
@@ -210,7 +247,7 @@ class Runner:
             settings = replace(
                 settings, metric=job.metric, geodesic="first", damping=0.0, baselines=(), per=None, profile=False
             )
-        return replace(settings, rho=self.settings.radii[:1]) if job.stage in (BASELINE, PART) else settings
+        return replace(settings, rho=self.settings.radii[:1]) if job.stage == BASELINE or job.part else settings
 
     def _do(self, job: Job) -> Outcome:
         """A batch under the geometry that its job is about."""
@@ -252,7 +289,7 @@ class Runner:
         Where the loss at the base point is another than at the stored weights there is none, and that loss is returned.
         """
         chart, objective = self._chart_of(job), self._objective(job.batch)
-        part = self._parts[job.part] if job.stage == PART else None
+        part = self._part_of(job, chart)
         ball = Ball(chart, objective, settings, number=job.batch, split=self.split, part=part)
         if not math.isfinite(ball.base):
             return self._not_finite(job, ball.base)

@@ -76,6 +76,14 @@ def test_parts_are_ranked_and_said_not_to_add_up(result_with: Make) -> None:
     assert "perturbed" not in text_of(result_with())
 
 
+def test_a_part_that_does_not_repeat_is_marked(result_with: Make) -> None:
+    parts = [PartScore(f"layer.{i}", "layer", i, None, None, 1.0 - i, 0.01, ok, 0.1) for i, ok in
+             enumerate((True, False, None))]  # fmt: skip
+    text = text_of(result_with(per=tuple(parts)))
+    assert text.count("NOT reproducible") == 1
+    assert "layer.1 NOT reproducible" in " ".join(text.split())
+
+
 def test_the_way_to_the_worst_perturbation_is_shown(result_with: Make) -> None:
     """Without --json nothing was seen of it."""
     profile = Profile((0.0, 0.5, 1.0), (0.0, 0.003, 0.012), (0.0, 0.0031, 0.0118), 0.05)

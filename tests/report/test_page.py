@@ -54,6 +54,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heatmaps, "share_figure", lambda *_: None)
 
 
+def test_a_part_that_does_not_repeat_is_marked(undrawn: None) -> None:
+    result = full()
+    first, *rest = result.per
+    shaky = replace(first, reproducible=False, spread=0.5)
+    text = render(named([Named("a", replace(result, per=(shaky, *rest)), "a.json")]))
+    assert text.count("(not reproducible)") == 1
+    assert "(not reproducible)" not in render(named([Named("a", result, "a.json")]))
+
+
 # --------------------------------------------------------------------------------------------------------- stands alone
 
 

@@ -258,16 +258,68 @@ def test_the_score_itself_is_the_same_with_and_without_parts() -> None:
 def test_parts_go_through_json() -> None:
     result = score(bert(), bert_batches(2), per="head", **SHORT)
     stored = json.loads(result.to_json())
-    assert list(stored["per"][0]) == ["part", "by", "layer", "head", "kind", "value", "stderr"]
+    assert list(stored["per"][0]) == [
+        "part", "by", "layer", "head", "kind", "value", "stderr", "reproducible", "spread",
+    ]  # fmt: skip
     assert stored["per"][3] == {
         "part": "bert.encoder.layer.1.attention head 1", "by": "head", "layer": 1, "head": 1, "kind": None,
-        "value": result.per[3].value, "stderr": result.per[3].stderr,
+        "value": result.per[3].value, "stderr": result.per[3].stderr, "reproducible": None, "spread": None,
     }  # fmt: skip
     assert SharpnessResult.from_dict(stored) == result
     assert isinstance(result.per[0], PartScore)
+    first = [{k: v for k, v in part.items() if k not in ("reproducible", "spread")} for part in stored["per"]]
+    assert SharpnessResult.from_dict({**stored, "per": first}) == result
     older = {name: value for name, value in stored.items() if name not in ("per", "profile", "params")}
     read = SharpnessResult.from_dict(older)
     assert (read.per, read.profile, read.params) == ((), None, "all")
+
+
+def test_each_part_says_whether_it_repeats() -> None:
+    """The whole may repeat while a part is no larger than a hundred roundings of the loss, about 1e-5."""
+    model, batches = bert(), bert_batches(2)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.zero_()
+    found = score(model, batches, per="layer", steps=6, metric="euclidean")
+    # With a classifier of zeros nothing else reaches the loss.
+    assert [part.part for part in found.per if part.reproducible is not None] == ["classifier"]
+
+    found = score(bert(), batches, per="layer", steps=6, rho=3e-5)
+    assert found.reproducible.ok
+    small = [part for part in found.per if part.value < 8e-6]
+    large = [part for part in found.per if part.value > 2e-5]
+    assert small
+    assert large
+    assert not any(part.reproducible for part in small)
+    assert all(part.reproducible and part.spread is not None and part.spread < 0.01 for part in large)
+    odd = [part.part for part in found.per if part.reproducible is False]
+    (note,) = (w for w in found.warnings if "parts are not reproducible" in w)
+    assert f"the scores of {len(odd)} of {len(found.per)} parts" in note
+    assert note.endswith(f": {', '.join(odd)}")
+    # In double precision they repeat.
+    wide = score(bert(), batches, per="layer", steps=6, rho=3e-5, dtype="float64")
+    assert all(part.reproducible for part in wide.per)
+    assert not any("parts are not" in w for w in wide.warnings)
+
+
+def test_the_second_run_of_a_part_is_of_that_part_alone(tmp_path: Path) -> None:
+    """From weights that are moved a little it gives nearly the same, of each part its own, and a journal keeps it."""
+    model, batches = bert(), bert_batches(2)
+    how: dict[str, Any] = {"steps": 6, "dtype": "float64", "per": "head", "output": tmp_path}
+    found = score(model, batches, **how)
+    lines = [json.loads(line) for line in _lines(tmp_path)]
+    worst: dict[str, float] = {}
+    for line in lines:
+        if line["job"]["stage"] == "part":
+            part, ((_, own),) = line["job"]["part"], line["scores"]
+            worst[part] = max(worst.get(part, 0.0), own["value"])
+    again = {line["job"]["part"]: line["scores"][0][1]["value"] for line in lines
+             if line["job"]["stage"] == "reproducibility" and line["job"]["part"]}  # fmt: skip
+    assert set(again) == set(worst)
+    assert again == pytest.approx(worst, rel=1e-5)
+    assert len(set(again.values())) == len(found.per) == 4
+    assert score(model, batches, **how).per == found.per
+    assert len(_lines(tmp_path)) == len(lines)
 
 
 @pytest.mark.slow
