@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_geosharp.errors import DataError, UsageError
+from hf_geosharp.paths import names_of
 from hf_geosharp.sharpness.journal import RESULT, differences
 from hf_geosharp.sharpness.reading import read_result
 from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error, unit_of
@@ -78,13 +79,14 @@ def find_result_files(place: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def read_results(places: Sequence[str | os.PathLike[str]]) -> list[Named]:
+def read_results(places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Named]:
     """The results in JSON files, and in folders that ``--output`` wrote, each with a name of its own.
 
     Raises:
         DataError: no such file, no result in it, numbers that contradict one another; one file given twice.
     """
-    files = [file for place in places for file in find_result_files(place)]
+    names = names_of(places, "a place", "give files and folders of results")
+    files = [file for place in names for file in find_result_files(place)]
     counts = Counter(os.path.realpath(file) for file in files)
     twice = [file for file in files if counts[os.path.realpath(file)] > 1]
     if twice:

@@ -31,6 +31,7 @@ from hf_geosharp.comparable import (
 from hf_geosharp.demos import PREFIX
 from hf_geosharp.errors import DataError, ModelError, UsageError, warn
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
+from hf_geosharp.paths import names_of
 from hf_geosharp.record import Record
 from hf_geosharp.sharpness.journal import differences
 from hf_geosharp.sharpness.result import mean_with_error
@@ -293,7 +294,7 @@ def _ranked(rank: int, bounds: tuple[int, int], item: Named, found: Figure, runs
 
 
 def compare_pretrained(
-    models: Sequence[str | os.PathLike[str]],
+    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     rank_by: str = SHARPNESS,
     force: bool = False,
@@ -325,7 +326,13 @@ def compare_pretrained(
         GeosharpError: as for :func:`hf_geosharp.score_pretrained`. A checkpoint of a run that cannot be scored is left
             out with a warning; any other model ends the comparison.
     """
-    names = [os.fspath(name) for name in models]
+    from hf_geosharp.scoring import score_pretrained
+    from hf_geosharp.sharpness.settings import several
+
+    names = names_of(models, "a model", "results in memory are ranked by hf_geosharp.comparison.compare")
+    known = [*(score_pretrained.__kwdefaults__ or {}), "revision", "token"]
+    if unknown := [name for name in options if name not in known]:
+        raise UsageError(f"there is no option {unknown[0]}; the options are {', '.join(sorted(known))}")
     files = [name for name in names if holds_results(name)]
     found = find_members([name for name in names if name not in files], revision)
     members, notes = found.members, list(found.notes)
@@ -336,7 +343,7 @@ def compare_pretrained(
             f"a comparison needs at least two models, and there {'is one' if total else 'is none'}; a folder of "
             "checkpoints (checkpoint-100, ...) counts as many"
         )
-    _check_figure(rank_by, members, results, options)
+    _check_figure(rank_by, members, results, several(options.get("baselines", ())))
     check_comparable(results, force=force)
     kinds = {name: options[name] for name in ("task", "params") if name in options}
     broken = check_members(members, results, token=token, **kinds)
@@ -373,11 +380,9 @@ def compare_pretrained(
     return dataclasses.replace(done, notes=(*notes, *done.notes))
 
 
-def _check_figure(
-    rank_by: str, members: Sequence[Member], results: Sequence[Named], options: Mapping[str, Any]
-) -> None:
+def _check_figure(rank_by: str, members: Sequence[Member], results: Sequence[Named], baselines: Sequence[str]) -> None:
     """A figure that the scores will not have, or the results have not, is told before any score is taken."""
-    known = (SHARPNESS, BASE_LOSS, *options.get("baselines", ()))
+    known = (SHARPNESS, BASE_LOSS, *baselines)
     if members and rank_by not in known:
         raise UsageError(f"rank_by is {rank_by!r}; it is one of {', '.join(known)}, or a requested baseline")
     for item in results:

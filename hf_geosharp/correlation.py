@@ -158,6 +158,10 @@ def correlate(
         GeosharpError: SciPy is not installed.
     """
     require()
+    if not all(isinstance(item, Named) for item in results):
+        raise UsageError("the results have no names: read_results gives them some, or Named(name, result)")
+    if not isinstance(target, Mapping):
+        raise UsageError(f"the target is a {type(target).__name__}; it is a mapping from models to numbers")
     twice = [name for name, count in Counter(item.name for item in results).items() if count > 1]
     if twice:
         raise UsageError(f"{twice[0]} is there twice; give each result once")
@@ -355,7 +359,10 @@ def match(
     if missing:
         also = f" It has {_some(unknown)}, which no result is of." if unknown else ""
         raise DataError(f"{target_name} has no value for {_some(missing)}.{also}")
-    values = [float(target[found[at]]) for at in range(len(results))]
+    try:
+        values = [float(target[found[at]]) for at in range(len(results))]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{target_name} is not a number for every model: {error}") from None
     wrong = [results[at].name for at, value in enumerate(values) if not math.isfinite(value)]
     if wrong:
         raise DataError(f"{target_name} of {_some(wrong)} is NaN or infinite")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp import demos
 from hf_geosharp.errors import DataError, InputsError, UsageError
 from hf_geosharp.example_batches import Batch, advice, fitted, runnable, stored_batches
+from hf_geosharp.paths import name_of
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import borrow, check
 from hf_geosharp.site_report import SiteReport, Totals, site_report, totals_of
@@ -33,7 +34,7 @@ from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.networks import load_network
-from hf_geosharp.wrappers import as_written, unwrap
+from hf_geosharp.wrappers import as_written, check_module, unwrap
 
 if TYPE_CHECKING:
     import torch
@@ -146,6 +147,7 @@ def inspect(
         UsageError: the preset is unknown, or the model cannot be run on the batch; the message names what is missing.
         ModelError, UnsupportedModelError: NaN in a parameter; quantised, offloaded or on the meta device.
     """
+    check_module(model, "to inspect a model by its name or folder call inspect_pretrained")
     model = unwrap(model)
     identity = {
         "id": getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__,
@@ -200,7 +202,7 @@ def inspect_pretrained(
         GeosharpError: says what is wrong, where, and what to do; its exit code is that of the command line.
     """
     wanted = _Wanted(preset, verify, health and not random_init, tuple(layouts), cached, progress)
-    place = model_id = os.fspath(model_id)
+    place = model_id = name_of(model_id, "model_id", "for a model in memory call inspect")
     twin = False
     if model_id.startswith(demos.PREFIX):
         name, twin = demos.base_name(model_id)

@@ -4,9 +4,34 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from hf_geosharp.errors import UsageError
+
+
+def name_of(value: object, what: str, instead: str) -> str:
+    """A name as text; ``instead`` is what to do with what is none.
+
+    Raises:
+        UsageError: it is none, but a model in memory, say.
+    """
+    if isinstance(value, (str, os.PathLike)):
+        name = os.fspath(value)
+        if not name:
+            raise UsageError(f"{what} is an empty name")
+        return name
+    raise UsageError(f"{what} is of type {type(value).__name__}, not a name or a path; {instead}")
+
+
+def names_of(values: object, what: str, instead: str) -> list[str]:
+    """Several names, or a single one.
+
+    Raises:
+        UsageError: as for :func:`name_of`.
+    """
+    several = values if isinstance(values, Iterable) and not isinstance(values, (str, os.PathLike)) else [values]
+    return [name_of(value, what, instead) for value in several]
 
 
 def path_of(name: str | os.PathLike[str]) -> Path:

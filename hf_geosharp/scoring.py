@@ -12,6 +12,7 @@ from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
+from hf_geosharp.paths import name_of
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
@@ -26,7 +27,7 @@ from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, divergence
 from hf_geosharp.tasks.models import load_model
 from hf_geosharp.tasks.prepare import prepare
-from hf_geosharp.wrappers import as_written, unwrap
+from hf_geosharp.wrappers import as_written, check_module, unwrap
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -134,10 +135,7 @@ def score(
     """
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(
-            f"the model is {model!r:.60}, not a module; to score a model by its name or folder call score_pretrained"
-        )
+    check_module(model, "to score a model by its name or folder call score_pretrained")
     if loss is not None and not callable(loss):
         raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
     # Wrappers that run a model would get between the ranks, round, or hide what it is.
@@ -320,7 +318,7 @@ def load_pretrained(
     Raises:
         GeosharpError: as in :func:`hf_geosharp.tasks.models.load_model`.
     """
-    place = model_id = os.fspath(model_id)
+    place = model_id = name_of(model_id, "model_id", "for a model in memory call score")
     twin = False
     if model_id.startswith(demos.PREFIX):
         demo, twin = demos.base_name(model_id)

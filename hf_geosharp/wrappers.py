@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from hf_geosharp.errors import UsageError
+
 _OUTER = frozenset(
     {
         "torch.nn.parallel.distributed.DistributedDataParallel",
@@ -16,6 +18,19 @@ _OUTER = frozenset(
 )
 _COMPILED = frozenset({"torch._dynamo.eval_frame.OptimizedModule"})
 """Classes by name: not all of them are installed, and to import some takes seconds."""
+
+
+def check_module(model: object, instead: str) -> None:
+    """Makes sure that a model is one in memory; ``instead`` is what to do with the name of one.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    inside = isinstance(getattr(model, "model", None), nn.Module)
+    advice = "pass what it has as its model" if inside else instead
+    raise UsageError(f"the model is {model!r:.60}, not a module; {advice}")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import hf_geosharp
-from hf_geosharp.errors import GeosharpWarning
+from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
 from tests.families import batch_of, build
+from tests.results import many, result_of, write
 from tests.trainer.tiny import trainer
 
 
@@ -43,3 +47,53 @@ def test_what_a_metric_warns_of_points_at_the_line_that_computes() -> None:
     with pytest.warns(GeosharpWarning) as told:
         both.compute(predictions=[1], references=[1])
     assert {w.filename for w in told if issubclass(w.category, GeosharpWarning)} == {__file__}
+
+
+MODEL = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: hf_geosharp.score_pretrained(MODEL), "model_id is of type Linear, .* call score"),
+        (lambda: hf_geosharp.load_pretrained(None), "model_id is of type NoneType, .* call score"),
+        (lambda: hf_geosharp.load_pretrained(""), "model_id is an empty name"),
+        (lambda: hf_geosharp.inspect_pretrained(MODEL), "model_id is of type Linear, .* call inspect"),
+        (lambda: hf_geosharp.inspect("demo:digits-vit"), "'demo:digits-vit', not a module; .* call inspect_pretrained"),
+        (lambda: hf_geosharp.find_symmetries("demo:digits-vit"), "not a module; load it first"),
+        (lambda: hf_geosharp.score("me/bert", []), "the model is 'me/bert', not a module; .* call score_pretrained"),
+        (lambda: hf_geosharp.score(SimpleNamespace(model=MODEL), []), "not a module; pass what it has as its model"),
+        (lambda: hf_geosharp.compare_pretrained([MODEL]), "a model is of type Linear, .*comparison.compare"),
+        (lambda: hf_geosharp.compare_pretrained("a"), "at least two models, and there is one"),
+        (
+            lambda: hf_geosharp.compare_pretrained(["a", "b"], sample=3),
+            "no option sample; the options are allow_",
+        ),
+        (lambda: hf_geosharp.read_results([5]), "a place is of type int"),
+        (lambda: hf_geosharp.correlate([result_of("a", [1.0])], {}), "the results have no names: read_results"),
+        (lambda: hf_geosharp.correlate(many(a=[1.0]), [1.0]), "the target is a list; it is a mapping"),
+        (lambda: hf_geosharp.score(MODEL, [], seed=None), "seed is None; it is a whole number"),
+        (lambda: hf_geosharp.score(MODEL, [], damping="much"), "damping is 'much'; it is a number"),
+        (lambda: hf_geosharp.score_pretrained("demo:vader-bert", label_map="x"), "label_map is 'x'; it is a mapping"),
+    ],
+)
+def test_an_argument_of_another_kind_is_told_in_words(call: Callable[[], Any], says: str) -> None:
+    """These ended in a TypeError or an AttributeError from somewhere inside."""
+    with pytest.raises(UsageError, match=says):
+        call()
+
+
+def test_a_single_name_is_not_taken_for_its_letters(tmp_path: Path) -> None:
+    file = write(tmp_path, "a", result_of("a", [1.0, 2.0]))
+    assert [item.name for item in hf_geosharp.read_results(str(file))] == ["a"]
+    assert [item.name for item in hf_geosharp.read_results(tmp_path / "a.json")] == ["a"]
+    with pytest.raises(UsageError, match="it is one of sharpness, base_loss, adaptive,"):
+        hf_geosharp.compare_pretrained(
+            ["demo:digits-vit", "demo:digits-vit-twin"], rank_by="euclidean", baselines="adaptive"
+        )
+
+
+def test_a_target_that_is_no_number_is_told_in_words() -> None:
+    target: Any = {"a": 1.0, "b": 2.0, "c": None, "d": 3.0}
+    with pytest.raises(DataError, match="target is not a number for every model"):
+        hf_geosharp.correlate(many(a=[1.0], b=[2.0], c=[3.0], d=[4.0]), target)

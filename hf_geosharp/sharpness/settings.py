@@ -35,6 +35,18 @@ CLIMBS = {"secant": secant, "apgd": auto_pgd}
 """The ascents, of which "auto" is made; measured against each other and against that in benchmarks/ascent.py."""
 
 
+def fraction(name: str, value: Any) -> float:
+    """A number of any kind as Python's own.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} is {value!r}; it is a number") from None
+
+
 def whole(name: str, value: Any) -> int:
     """A whole number of any kind, such as NumPy's, as Python's own.
 
@@ -110,8 +122,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("steps", "starts", "seed", "micro_batch"):
             number = getattr(self, name)
-            if number is not None and not isinstance(number, str):
+            if name != "micro_batch" or not (number is None or isinstance(number, str)):
                 object.__setattr__(self, name, whole(name, number))
+        object.__setattr__(self, "damping", fraction("damping", self.damping))
         for name, value, known in (
             ("metric", self.metric, tuple(METRICS)),
             ("geodesic", self.geodesic, (None, *GEODESICS)),

@@ -43,6 +43,7 @@ from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
 from hf_geosharp.symmetry.views import View
+from hf_geosharp.wrappers import check_module
 
 PRESETS: dict[str, frozenset[str]] = {
     "full": frozenset({"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain"}),
@@ -92,6 +93,7 @@ def find_symmetries(
         InputsError: no inputs were given and none can be made up.
         UsageError: the preset is unknown; a layout fits no module of the model, or does not hold where it fits.
     """
+    check_module(model, "load it first, as hf_geosharp.load_pretrained does")
     if preset not in PRESETS:
         raise UsageError(f"preset is {preset!r}; it is one of {', '.join(PRESETS)}")
     inputs = synthetic(model) if inputs is None else inputs

@@ -72,6 +72,8 @@ def prepare(
     """
     if labels not in LABELS:
         raise UsageError(f"labels is {labels!r}; it is {' or '.join(LABELS)}.")
+    if label_map is not None and not isinstance(label_map, Mapping):
+        raise UsageError(f"label_map is {label_map!r:.60}; it is a mapping from labels of the data to the model's.")
     if labels == "model" and label_map is not None:
         raise UsageError("label_map (--label-map) maps labels of the data, which labels 'model' does not read.")
     options: dict[str, Any] = {
