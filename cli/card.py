@@ -149,7 +149,7 @@ def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Pa
     if to == "-":
         return
     if to is None:
-        place.check_writing()
+        place.check_writing(inputs)
     else:
         Target("--to", Path(to)).check(inputs)
         refuse_cache(Path(to))

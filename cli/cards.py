@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,14 +45,15 @@ class Place:
         assert self.file is not None
         return files.read(self.file)
 
-    def check_writing(self) -> None:
+    def check_writing(self, inputs: Iterable[str | Path | None] = ()) -> None:
         """Fail now rather than after a score has been computed.
 
         Raises:
             GeosharpError: the card is a file that cannot be written.
+            UsageError: it is one of the ``inputs``.
         """
         if self.file is not None:
-            Target("card", self.file).check()
+            Target("card", self.file).check(inputs)
 
     def check_score(self, identity: Mapping[str, Any], *, force: bool) -> None:
         """Warns of a score of a model that is called otherwise than the card's.
@@ -179,12 +180,17 @@ class CardTarget:
                 f"--card: there is no file or folder {target}; 'hf-geosharp card' is for cards of the Hub"
             )
 
-    def check(self) -> None:
+    @property
+    def file(self) -> Path | None:
+        """What is written."""
+        return None if self._place is None else self._place.file
+
+    def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
         """Fail now rather than after the score has been computed.
 
         Raises:
             CardError: the card cannot be changed safely.
-            GeosharpError: it cannot be read or written.
+            GeosharpError: it cannot be read or written, or is one of the ``inputs``.
         """
         if self._place is None:
             return
@@ -193,7 +199,7 @@ class CardTarget:
         before = self._place.read()
         if before is not None:
             card.check(before)
-        self._place.check_writing()
+        self._place.check_writing(inputs)
 
     def write(self, result: SharpnessResult, quiet: bool) -> None:
         """Put ``result`` into the card, if that is wanted; of a model that is called otherwise with a warning.

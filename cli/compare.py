@@ -87,6 +87,7 @@ def command(
     target, table = output.JsonTarget(json_target), files.Target("--csv", csv_file)
     if target.is_stdout and table.is_stdout:
         raise click.UsageError("--json - and --csv - cannot be combined: there is only one stdout")
+    files.check_apart(("--json", json_target), ("--csv", csv_file), ("--plot", plot))
     for file in (target, table):
         file.check([options["data"]], models)
     if plot is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hf_geosharp.cli import complete, libraries, output
+from hf_geosharp.cli import complete, files, libraries, output
 from hf_geosharp.cli.errors import is_debug
 from hf_geosharp.cli.options import debug_option, json_option
 
@@ -69,6 +69,7 @@ def command(
     --output. Intervals are bootstrapped over models; p-values are computed by permutation.
     """
     json_out = output.JsonTarget(json_target)
+    files.check_apart(("--json", json_target), ("--plot", plot))
     json_out.check([target], results)
     if plot is not None:
         _pictures().check(plot)

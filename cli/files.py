@@ -15,6 +15,21 @@ from hf_geosharp.sharpness.journal import RESULT
 _Name = str | os.PathLike[str]
 
 
+def check_apart(*given: tuple[str, _Name | None]) -> None:
+    """Makes sure that no two options, each with its value, write the same file.
+
+    Raises:
+        UsageError: they do, and the later would replace what the earlier wrote.
+    """
+    seen: dict[Path, str] = {}
+    for option, name in given:
+        if name is None or Path(name) == Path("-") or atomic.is_special(name):
+            continue
+        other = seen.setdefault(atomic.destination(name), option)
+        if other != option:
+            raise UsageError(f"{other} and {option} would both write {name}; choose another file for one of them")
+
+
 class Target:
     """The value of an option such as ``--csv``: nothing, '-' for stdout, or a file."""
 

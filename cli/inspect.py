@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_geosharp.cli import libraries, output
+from hf_geosharp.cli import files, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
     debug_option,
@@ -59,6 +59,7 @@ def command(
     if plot is not None and (options["random_init"] or not options["health"]):
         raise click.UsageError("--plot shows the health of the heads, which --random-init and --no-health leave out")
     target = output.JsonTarget(json_target)
+    files.check_apart(("--json", json_target), ("--plot", plot))
     target.check([options["data"], *options["layouts"]])
     if plot is not None:
         _figures().check(plot)

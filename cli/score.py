@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_geosharp.cli import cards, launch, libraries, output
+from hf_geosharp.cli import cards, files, launch, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
     card_option,
@@ -50,7 +50,8 @@ def command(
 
     MODEL is a Hub id, a folder, or a shipped demo (demo:NAME); the default is demo:digits-vit.
     """
-    target = output.JsonTarget(json_target)
+    target, card = output.JsonTarget(json_target), cards.CardTarget(card_target)
+    files.check_apart(("--json", json_target), ("--card", card.file))
     target.check([options["data"]])
     if launch.wanted(processes):
         ctx.exit(launch.start(ctx, processes))
@@ -60,8 +61,7 @@ def command(
         model = DEFAULT_MODEL
         if not quiet:
             say(f"No MODEL given: scoring the shipped {model}.")
-    card = cards.CardTarget(card_target)
-    card.check()
+    card.check([options["data"]])
     result = take_score(model, options | {"world": world}, quiet=quiet, debug=is_debug(ctx))
     world.close()
     if not world.leads:

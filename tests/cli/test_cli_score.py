@@ -406,3 +406,40 @@ def test_choices_are_those_of_the_package() -> None:
     assert ("auto", *CLIMBS) == choices.ASCENTS
     assert set(options.BASELINES) <= set(choices.BASELINES)
     assert options.TIMEOUT == TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("line", "both"),
+    [
+        ("score m --json SAME --card SAME", "--json and --card"),
+        ("compare a b --json SAME --csv LINK", "--json and --csv"),
+        ("compare a b --csv SAME.svg --plot SAME.svg", "--csv and --plot"),
+        ("correlate a --target t.csv --json SAME.svg --plot SAME.svg", "--json and --plot"),
+        ("inspect m --json SAME.svg --plot SAME.svg", "--json and --plot"),
+    ],
+)
+def test_two_options_do_not_write_one_file(run: Run, scoring: Any, tmp_path: Path, line: str, both: str) -> None:
+    """The card was merged into the JSON that had just been written, and a table replaced it."""
+    (tmp_path / "same").write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path / "same")
+    args = line.replace("SAME", str(tmp_path / "same")).replace("LINK", str(tmp_path / "link")).split()
+    done = run(*args)
+    assert done.exit_code == 2
+    assert f"{both} would both write" in done.stderr
+    assert scoring.calls == []
+    assert (tmp_path / "same").read_text() == "{}"
+
+
+def test_the_data_are_no_card(run: Run, scoring: Any, tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("text,label\na,0\n")
+    done = run("score", "m", "--data", str(data), "--card", str(data))
+    assert done.exit_code == 2
+    assert "is an input, which would be lost" in done.stderr
+    assert scoring.calls == []
+
+
+def test_into_a_device_several_may_write() -> None:
+    from hf_geosharp.cli import files
+
+    files.check_apart(("--json", "/dev/null"), ("--csv", "/dev/null"), ("--plot", None))
