@@ -158,6 +158,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, logits: Tensor | None = None) -> Ten
     return joined(torch.softmax(scores if logits is None else scores + logits, dim=-1) @ v)
 
 
+class Whole(torch.autograd.Function):
+    """Attention whose workings do not show."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        return torch.softmax(q @ k.mT, -1) @ v
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            q, k, v = inputs
+            return torch.autograd.grad(torch.softmax(q @ k.mT, -1) @ v, inputs, grad)
+
+
 def repeated(module: Any, x: Tensor) -> Tensor:
     """Keys (or values) once for each of their query heads."""
     return x.repeat_interleave(module.heads // module.key_heads, dim=1)

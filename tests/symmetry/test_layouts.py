@@ -30,6 +30,7 @@ from tests.symmetry.handmade import (
     Handed,
     Projected,
     Residual,
+    Whole,
     half,
     inputs,
     interleaved,
@@ -47,12 +48,11 @@ def _registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hidden(rotary: Act | None = None, key_heads: int = 4) -> nn.Module:
-    """Attention whose softmax is written out, so that a trace does not see it as one."""
+    """Attention in a function of its own, into which a trace does not see."""
 
     def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = (q, k) if rotary is None else (rotary(q), rotary(k))
-        weights = (q @ repeated(m, k).mT / HEAD**0.5).exp()
-        return joined(weights / weights.sum(-1, keepdim=True) @ repeated(m, v))
+        return joined(Whole.apply(q / HEAD**0.5, repeated(m, k), repeated(m, v)))
 
     return Residual(Projected(core, key_heads=key_heads))
 
@@ -66,8 +66,7 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         v, k, q = split(self.vkq(x), 4).chunk(3, dim=-1)
-        weights = (q @ k.mT).exp()
-        return self.out(joined(weights / weights.sum(-1, keepdim=True) @ v))  # type: ignore[no-any-return]
+        return self.out(joined(Whole.apply(q, k, v)))  # type: ignore[no-any-return]
 
 
 def made(**changes: Any) -> Layout:

@@ -44,6 +44,7 @@ from tests.symmetry.handmade import (
     SubNormed,
     Torch,
     Unequal,
+    Whole,
     Written,
     attend,
     change,
@@ -1156,22 +1157,6 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.tanh(self.up(x)) * self.softmax(self.gate(x)))  # type: ignore[no-any-return]
-
-
-class Whole(torch.autograd.Function):
-    """Attention whose workings do not show."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        return torch.softmax(q @ k.mT, -1) @ v
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            q, k, v = inputs
-            return torch.autograd.grad(torch.softmax(q @ k.mT, -1) @ v, inputs, grad)
 
 
 @pytest.mark.parametrize(
