@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 
 from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.feature_views import _nested, _regular
@@ -722,6 +722,18 @@ def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Te
     return joined(torch.softmax(logits, dim=-1) @ v)
 
 
+def _parametrised(parametrise: Callable[..., object], parts: str) -> Callable[[], nn.Module]:
+    """Projections whose weights are computed of parameters by torch's own parametrisations."""
+
+    def make() -> nn.Module:
+        module = Projected()
+        for part in parts:
+            parametrise(getattr(module, part))
+        return module
+
+    return make
+
+
 SUB_NORMS = {
     "a norm of all heads": Site(SubNormed, vo=ROTATED, folds=SUB_NORMED),
     "a norm of all heads, one plus weight": Site(lambda: SubNormed(offset=1.0), vo=ROTATED, folds=SUB_NORMED),
@@ -777,6 +789,19 @@ UNCLAIMED = {
     "normalised weights": Site(_through(functional.normalize), NONE, NONE, NONE, named=("qk", "vo")),
     "matrices on the left": Site(
         lambda: Applied(lambda x, w: (w @ x.mT[:, None]).mT), NONE, folds=NONE, named=("qk",)
+    ),
+    "weights of a given length": Site(
+        _parametrised(parametrizations.weight_norm, "qkvo"), NONE, NONE, NONE, named=("qk", "vo")
+    ),
+    "queries and keys of a given length": Site(
+        _parametrised(parametrizations.weight_norm, "qk"), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
+    "orthogonal queries and keys": Site(
+        _parametrised(parametrizations.orthogonal, "qk"), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
+    "orthogonal outputs": Site(_parametrised(parametrizations.orthogonal, "o"), vo=NONE, folds=KEY_BIAS, named=("vo",)),
+    "weights of spectral norm one": Site(
+        _parametrised(parametrizations.spectral_norm, "qkvo"), NONE, NONE, NONE, named=("qk", "vo")
     ),
     "products that are summed": Site(
         lambda: Applied(lambda x, w: (x[:, None, :, None] * w[:, None]).sum(-1)), NONE, folds=NONE, named=("qk",)
