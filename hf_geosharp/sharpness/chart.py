@@ -38,6 +38,11 @@ _LARGE = 1 << 23
 """Coordinates from which on memory that is free has to be free for others, too; before, it is not worth the time."""
 
 
+CUTOFF = 1e-6
+"""Singular value, relative to a pair's largest, of a direction that is left out. In double precision too: weights are
+mostly stored in single precision, and what rounding them has made is no direction in which mix may go far."""
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Which metric and geodesic a score uses.
@@ -246,13 +251,12 @@ class Chart:
         stack.read(wide, factors)
         del wide
         narrow = self._borrowed.dtype
-        cutoff = 1e-6 if narrow == torch.float32 else 1e-12
         tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow
         name = f"{first.kind}:{first.group.name}"
         if first.group.isometric:
-            alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=cutoff)
+            alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=CUTOFF)
             return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic, device)
-        base = canonical(factors[0].mT, factors[1].mT, cutoff=cutoff, positive=first.group.positive)
+        base = canonical(factors[0].mT, factors[1].mT, cutoff=CUTOFF, positive=first.group.positive)
         del factors
         self._report_rank(stack, base)
         frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)

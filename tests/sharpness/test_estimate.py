@@ -573,6 +573,26 @@ def test_radii_beyond_what_numbers_can_hold_are_refused(rho: float) -> None:
         quick(bert(), bert_batches(1), rho=rho)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float64])
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+def test_a_rank_that_rounding_of_the_weights_has_raised_counts_in_no_precision(
+    metric: str, stored: torch.dtype
+) -> None:
+    """Nor does the re-run from weights that are moved a little raise it."""
+    model = bert().to(stored)
+    value = model.bert.encoder.layer[0].attention.self.value.weight
+    with torch.no_grad():
+        value[:4] = torch.outer(torch.linspace(0.3, 1.1, 4, dtype=stored), torch.linspace(-0.7, 0.9, 8, dtype=stored))
+    single, double = (
+        score(model, bert_batches(1), metric=metric, rho=0.1, dtype=dtype) for dtype in ("float32", "float64")
+    )
+    assert single.pairs.reduced == double.pairs.reduced
+    assert "copies 0 (rank 1)" in single.pairs.reduced[0]
+    assert single.reproducible.ok
+    assert double.reproducible.ok
+    assert double.geodesic_sharpness == pytest.approx(single.geodesic_sharpness, rel=1e-4)
+
+
 def test_reproducibility_can_be_left_out() -> None:
     result = quick(bert(), bert_batches(1), reproducibility=False)
     assert result.reproducible.ok is None
