@@ -258,6 +258,69 @@ def test_damping_keeps_the_invariance(case: Case, order: str) -> None:
     assert distance((ends[0],), (ends[1],)) < 1e-9
 
 
+def acceleration(metric: str, point: Tensors, xi: Tensors, shift: float) -> Tensors:
+    """That of a geodesic, out of the Lagrangian of the metric with S + shift and T + shift, by autograd."""
+
+    def real(x: Tensors) -> Tensor:
+        return torch.cat([(torch.view_as_real(t) if t.is_complex() else t).flatten() for t in x])
+
+    def split(flat: Tensor) -> Tensors:
+        parts = flat.split([real((t,)).numel() for t in point])
+        return tuple(
+            torch.view_as_complex(p.view(*t.shape, 2)) if t.is_complex() else p.view(t.shape)
+            for p, t in zip(parts, point, strict=True)
+        )
+
+    def energy(x: Tensor, v: Tensor) -> Tensor:
+        (g, h), (a, b) = split(x), split(v)
+        one = shift * torch.eye(g.shape[-1], dtype=g.dtype)
+        s, t = g.mH @ g + one, h.mH @ h + one
+        weights = (torch.linalg.inv(s), torch.linalg.inv(t)) if metric == "inv" else (t, s)
+        return sum(torch.trace(w @ y.mH @ y).real for w, y in zip(weights, (a, b), strict=True)) / 2  # type: ignore[return-value]
+
+    x, v = real(point), real(xi)
+    pull, momentum = torch.func.grad(energy), torch.func.grad(energy, argnums=1)
+    mass = torch.func.jacfwd(momentum, argnums=1)(x, v)
+    moved = torch.func.jvp(lambda y: momentum(y, v), (x,), (v,))[1]
+    return split(torch.linalg.solve(mass, pull(x, v) - moved))
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+@pytest.mark.parametrize("case", [case for case in PAIRED if case.d == 2], ids=str)
+def test_geodesics_accelerate_as_the_lagrangian_of_the_metric_says(case: Case, damping: float) -> None:
+    """The second-order end point by that, and the exact one to the third order; horizontal is what its metric says."""
+    frame = PAIR_METRICS[case.metric].at(*case.tensors(0), damping=damping)
+    u = frame.horizontal(tuple(0.05 * x for x in case.tensors(1)))
+    zero = tuple(torch.zeros_like(x) for x in u)
+    base, xi, end = frame.geodesic(zero, "first").point, frame.vector(u), frame.geodesic(u, "second").point
+    ends = [frame.geodesic(tuple(t * x for x in u), "exact").point for t in (0.2, -0.2)]
+    for i in range(COPIES):
+        shift = damping * float(frame.s[i].mean())
+
+        def bent(point: Tensors, velocity: Tensors, shift: float = shift) -> Tensors:
+            return acceleration(case.metric, point, velocity, shift)
+
+        point, moved = (tuple(x[i] for x in y) for y in (base, xi))
+        first = bent(point, moved)
+        expected = tuple(a + b + c / 2 for a, b, c in zip(point, moved, first, strict=True))
+        assert distance(tuple(x[i : i + 1] for x in end), tuple(x[None] for x in expected)) < 1e-12
+        # How that changes on the way is the third derivative.
+        there, back = (
+            bent(*(tuple(x + h * y for x, y in zip(*xs, strict=True)) for xs in ((point, moved), (moved, first))))
+            for h in (1e-3, -1e-3)
+        )
+        third = tuple((x - y)[None] / 2e-3 for x, y in zip(there, back, strict=True))
+        odd = tuple((x[i] - y[i])[None] / 2 - 0.2 * v[None] for x, y, v in zip(*ends, moved, strict=True))
+        # The rest is of the fifth order: at most 2e-4 was measured.
+        assert distance(odd, tuple(0.2**3 / 6 * x for x in third)) < 1e-3
+    # Horizontal is at right angles to what the group does, in the damped metric.
+    lam = case.element(3, 5.0)
+    vertical = frame.coordinates((-base[0] @ lam, base[1] @ lam.mH))
+    products = sum((x.conj() * y).real.sum((1, 2)) for x, y in zip(u, vertical, strict=True))
+    assert torch.allclose(products, torch.zeros(COPIES, dtype=torch.float64), atol=1e-12)  # type: ignore[arg-type]
+    assert float(flat(frame.horizontal(vertical)).norm() / flat(vertical).norm()) < 1e-11
+
+
 @each_case
 @each_order
 def test_single_precision(case: Case, order: str) -> None:
