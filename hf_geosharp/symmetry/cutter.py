@@ -479,8 +479,9 @@ class Cutter(TorchFunctionMode):
             noise = torch.randn(size, generator=self._generator, dtype=torch.float32)
             leaf = noise.to(source.device, source.dtype).requires_grad_()
             own = None if None in places else place
+            scope = tuple(self.scope)
             self._note(
-                Linear(part.slab, own, source, source_axis, leaf, axis, tuple(self.scope), inputs, count, grouped)
+                Linear(part.slab, own, source, source_axis, leaf, axis, scope, inputs, count, grouped, part.exact)
             )
             # What comes after may write in place, which a leaf does not allow.
             written.append(leaf.clone() if part is whole else leaf.index_select(axis, part.features.to(leaf.device)))

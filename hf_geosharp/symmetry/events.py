@@ -21,6 +21,7 @@ class Linear:
         scope: names of the modules it ran in, outermost first.
         inputs, outputs: how many numbers it reads and writes at one place.
         grouped: each output reads a group of the inputs only.
+        exact: its entries are those of the parameter: not times a number, or masked.
     """
 
     weight: Slab
@@ -33,6 +34,7 @@ class Linear:
     inputs: int
     outputs: int
     grouped: bool = False
+    exact: bool = True
 
 
 @dataclass(eq=False)

@@ -64,7 +64,8 @@ def _readers(linears: Sequence[Linear], private: set[str], size: int) -> tuple[R
             return None
         if weight.shape[weight.inner[0]] != linear.inputs or linear.inputs != size:
             return None
-        reader = Reader(weight.parameter, weight.inner[0], bias.parameter if bias else None)
+        # What a multiple of the weight makes of the norm's bias is not what the weight does.
+        reader = Reader(weight.parameter, weight.inner[0], bias.parameter if bias and linear.exact else None)
         if found.setdefault(weight.parameter, reader) != reader:
             return None
         covered.setdefault(weight.parameter, set()).add((weight.start, linear.outputs * linear.inputs))

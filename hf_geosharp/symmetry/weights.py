@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,11 +35,15 @@ class Slab:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Outputs of a linear map that one parameter makes: ``rows`` of them are ``features`` of the slab's."""
+    """Outputs of a linear map that one parameter makes: ``rows`` of them are ``features`` of the slab's.
+
+    ``exact`` if the entries are those of the parameter but for rounding: not times a number, or masked.
+    """
 
     slab: Slab
     rows: Tensor
     features: Tensor
+    exact: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,9 @@ _MOVED = {
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, torch.sub, Tensor.sub, Tensor.__sub__}
 _PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 
+_ROUNDING = 1e-2
+"""Relative difference of an entry from its copy in half precision that is none."""
+
 MAX_ENTRIES = 1 << 26
 """Of a copy whose entries are looked up one by one."""
 
@@ -96,6 +103,7 @@ class Weights:
         everything = [both for own in owners.values() for both in own]
         self._names = [name for name, _ in everything]
         self._begin = dict(zip(self._names, _sums(p.numel() for _, p in everything), strict=True))
+        self._parameters = dict(everything)
         self._shapes = {name: tuple(p.shape) for name, p in everything}
 
     def owned(self, tensor: Tensor) -> bool | None:
@@ -153,15 +161,19 @@ class Weights:
         table = found.permute(*out, *inner).reshape(math.prod(weight.shape[a] for a in out), -1)
         if not table.numel() or table.shape[1] < 2 or bool((table < 0).any()):
             return None
+        values = weight.detach().permute(*out, *inner).reshape(table.shape).cpu().double()
         begins = [self._begin[name] for name in self._names]
         owner = torch.bucketize(table[:, 0].contiguous(), torch.tensor(begins), right=True) - 1
         parts = []
         for index in owner.unique().tolist():
             rows = (owner == index).nonzero().flatten()
-            part = self._part(self._names[index], rows, table[rows] - begins[index])
+            own = table[rows] - begins[index]
+            part = self._part(self._names[index], rows, own)
             if part is None:
                 return None
-            parts.append(part)
+            entries = self._parameters[self._names[index]].detach().reshape(-1).cpu()[own].double()
+            exact = torch.allclose(values[rows], entries, rtol=_ROUNDING, atol=0.0)
+            parts.append(replace(part, exact=exact))
         return parts
 
     def _part(self, name: str, rows: Tensor, table: Tensor) -> Part | None:

@@ -15,7 +15,7 @@ from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import Gain
 from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
-from tests.symmetry.handmade import WIDTH, Norm, Projected, inputs, outputs
+from tests.symmetry.handmade import WIDTH, Norm, Prepared, Projected, Residual, inputs, outputs
 
 Forward = Callable[["Reading", Tensor], Tensor]
 
@@ -251,3 +251,28 @@ def test_outputs_stay_when_all_gains_are_one() -> None:
         fold.canonicalise(weights)
     assert torch.equal(model.norm.weight, torch.ones(WIDTH, dtype=torch.float64))  # type: ignore[arg-type]
     assert float((outputs(model, inputs()) - base).norm() / base.norm()) < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("change", "dimension"),
+    [
+        (torch.clone, 2 * WIDTH),
+        (lambda w: w.bfloat16().to(w.dtype), 2 * WIDTH),
+        (lambda w: w.T.contiguous().T, 2 * WIDTH),
+        # A bias of the norm would come out times the number, or masked.
+        (lambda w: 0.3 * w, WIDTH),
+        (lambda w: w * (torch.arange(WIDTH) % 3 > 0), WIDTH),
+    ],
+    ids=["copied", "in half precision", "turned in memory", "times a number", "masked"],
+)
+def test_a_norm_folds_into_weights_that_are_copied_before_use(
+    change: Callable[[Tensor], Tensor], dimension: int
+) -> None:
+    def project(m: Prepared, x: Tensor) -> list[Tensor]:
+        return [functional.linear(x, change(p.weight), p.bias) for p in (m.q, m.k, m.v)]
+
+    model = Residual(nn.Sequential(nn.LayerNorm(WIDTH), Prepared(project)))
+    found = find_symmetries(model, inputs())
+    assert [f.dimension for f in found.folds if isinstance(f, Gain)] == [dimension]
+    assert found.dropped == ()
+    assert all(c.status == "holds" for c in verify(model, found, [inputs(1)], each=True).claims)
