@@ -66,15 +66,23 @@ class Tape:
             if depth:
                 return None
             if played == len(self._kept):
-                self._kept.append(copy.copy(outputs))
+                self._kept.append(_copied(outputs))
             played += 1
-            # A copy, for who called may take something out of it.
-            return copy.copy(self._kept[played - 1])
+            return _copied(self._kept[played - 1])
 
         with ExitStack() as stack:
             for handle in (register_module_forward_pre_hook(enter), register_module_forward_hook(leave)):
                 stack.callback(handle.remove)
             yield
+
+
+def _copied(outputs: Any) -> Any:
+    """What a loss may change, or take something out of, as it may in a training."""
+    try:
+        return copy.deepcopy(outputs)
+    except (RuntimeError, TypeError):
+        # Tensors of a graph, and what else cannot be copied.
+        return copy.copy(outputs)
 
 
 class BasePoint:
@@ -192,7 +200,7 @@ class BasePoint:
 
         def value(outputs: Any) -> float:
             same_random_numbers()
-            found = loss(outputs, batch)
+            found = loss(_copied(outputs), batch)
             # What is no tensor of such numbers is refused where it is scored.
             return float(found.mean()) if isinstance(found, Tensor) and found.is_floating_point() else math.nan
 

@@ -327,6 +327,23 @@ def trainer_value(folder: Path, micro_batch: int | None, **changes: Any) -> floa
     return trained.evaluate()[KEY]
 
 
+def test_a_loss_that_changes_what_it_is_given_is_measured(tmp_path: Path) -> None:
+    """It is computed more than once before the training, of the same outputs and batch each time."""
+
+    class Sharpened(Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            labels = inputs.pop("labels")
+            outputs, twice = model(**inputs), model(**inputs)
+            logits = outputs.logits.mul_(2).add_(twice.logits)
+            loss = nn.functional.cross_entropy(logits, labels)
+            return (loss, outputs) if return_outputs else loss
+
+    trained = trainer(tmp_path, kind=Sharpened, max_steps=2, eval_strategy="steps", eval_steps=2)
+    callback = GeodesicSharpnessCallback(**QUICK, loss="trainer").attach(trained)
+    trained.train()
+    assert callback.results[-1][1].geodesic_sharpness > 0
+
+
 @pytest.mark.parametrize("loss", ["trainer", "function"])
 def test_a_penalty_on_the_weights_is_refused_before_the_training(tmp_path: Path, loss: str) -> None:
     """No symmetry leaves it as it is. That was found at the measurement, whose value was NaN."""
