@@ -440,11 +440,11 @@ def _differing_data(
 ) -> list[str]:
     """In what the rows that will be scored are not those of a result."""
     from hf_geosharp.tasks.data import load_data
-    from hf_geosharp.tasks.kinds import find_task
+    from hf_geosharp.tasks.kinds import TASKS
 
+    # The task decides what is taken where none are named.
     _, rows = load_data(
-        given["data"], config=given["data_config"], split=given["split"], token=token,
-        task=find_task(str(result.model.get("task"))),
+        given["data"], config=given["data_config"], split=given["split"], token=token, task=TASKS[0]
     )  # fmt: skip
     names = ("id", "config", "split", "revision", "fingerprint", "rows", "samples")
     size = given["batch_size"]

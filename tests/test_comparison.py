@@ -492,6 +492,14 @@ def test_a_result_that_will_be_comparable_is_not_refused_beforehand(
             compare_pretrained([second, str(file)], **{**asked, "samples": 9})
 
 
+def test_a_result_without_a_task_has_its_data_looked_at_too(world: dict[str, Path]) -> None:
+    """Of a model of no known task; it ended in 'There is no task'."""
+    result = result_of("r", [1.0, 2.0], model={"id": "r", "task": None})
+    given = {**options(world), "data_config": None, "split": None}
+    found = comparison._differing_data(result, given, None, ("in r", "here"))
+    assert any(text.startswith("data: fingerprint 0123456789abcdef in r") for text in found)
+
+
 def test_a_model_without_symmetries_may_be_compared_with_another(
     world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
