@@ -396,9 +396,11 @@ class Runner:
         )  # fmt: skip
 
     def _not_finite(self, job: Job, base: float) -> Outcome:
-        text = (
-            f"batch {job.batch}: the loss before any step is {base} (NaN or overflow in the model's own forward pass)"
-        )
+        count = samples(self.batches[job.batch])
+        why = "NaN or overflow in the model's own forward pass"
+        if self.micro.size(count) < count:
+            why += ", or a micro-batch without a label that counts: leave out micro_batch, or make it larger"
+        text = f"batch {job.batch}: the loss before any step is {base} ({why})"
         if self.settings.on_nan == "stop":
             raise ModelError(f"{text}; on_nan 'skip' (--on-nan skip) leaves such batches out and records it")
         self._batch_notes.append(f"{text}: skipped")

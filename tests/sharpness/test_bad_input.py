@@ -17,7 +17,7 @@ from hf_geosharp import score
 from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.sharpness.settings import radii_of
 from tests.sharpness.test_borrow import Snapshot, in_use
-from tests.sharpness.tiny import bert, bert_batches
+from tests.sharpness.tiny import bert, bert_batches, randomise
 
 
 def refused(model: nn.Module, data: Any, kind: type[GeosharpError], message: str, **options: Any) -> None:
@@ -110,6 +110,18 @@ def test_a_model_that_returns_no_loss_is_refused(model: Any) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- the data
+
+
+def test_a_micro_batch_without_a_label_that_counts_is_told_apart_from_overflow() -> None:
+    """Answers that lie behind the text count in no loss; of such samples alone there is none."""
+    from transformers import BertForQuestionAnswering
+
+    model = randomise(BertForQuestionAnswering(bert(num_labels=2).config))
+    ids = bert_batches(1)[0]["input_ids"]
+    positions = torch.tensor([9, 9, 1, 2, 3, 4])
+    batch = {"input_ids": ids, "start_positions": positions, "end_positions": positions}
+    assert score(model, [batch], steps=1, reproducibility=False).base_loss > 0
+    refused(model, [batch], ModelError, r"or a micro-batch without a label that counts: leave out", micro_batch=2)
 
 
 @pytest.mark.parametrize("data", [[], iter(()), datasets.Dataset.from_dict({"input_ids": []})])
