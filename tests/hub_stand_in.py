@@ -52,6 +52,7 @@ class StandIn:
         self.repos: dict[str, Repo] = {}
         self.faults: dict[str, Answer | str] = {}
         self.log: list[str] = []
+        self.senders: set[tuple[str, str | None]] = set()
         self.messages: list[str] = []
         self.closing = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -110,6 +111,7 @@ def _handler(hub: StandIn) -> type[BaseHTTPRequestHandler]:
             if found is None:
                 return self._send(Answer(404))
             hub.log.append(name)
+            hub.senders.add((name, self.headers.get("Authorization")))
             fault = hub.faults.get(name)
             if fault == HANG:
                 hub.closing.wait(30)

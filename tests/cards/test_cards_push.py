@@ -108,6 +108,13 @@ def test_an_open_pull_request_is_updated_rather_than_doubled(hub: StandIn) -> No
     assert hub.repos[THEIRS].card() == CARD
 
 
+def test_every_request_carries_the_token_that_was_given(hub: StandIn) -> None:
+    for newer in (edit, lambda content: card.merge(content or b"", make_result(geodesic_sharpness=0.5), MINE)):
+        at(THEIRS, token="hf_given").push(newer)
+    assert {name for name, _ in hub.senders} > {"info", "resolve", "whoami", "discussions", "commit"}
+    assert {sender for name, sender in hub.senders if name != "validate"} == {"Bearer hf_given"}
+
+
 @pytest.mark.parametrize("change", [{"status": "closed"}, {"title": "Something else"}, {"author": {"name": "other"}}])
 def test_other_pull_requests_are_left_alone(hub: StandIn, change: dict[str, object]) -> None:
     at(THEIRS).push(edit)

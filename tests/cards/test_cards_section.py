@@ -125,6 +125,8 @@ def test_the_command_names_no_symmetries_where_there_were_none_to_choose() -> No
     assert (skipped["on_nan"], skipped["samples"], skipped["batch_size"]) == ("skip", 384, 128)
     lacking = arguments(recipe(make_result(model={**make_result().model, "missing": ["a", "b"]}), MODEL))
     assert (lacking["allow_missing"], lacking["samples"]) == (True, 256)
+    third = arguments(recipe(make_result(rho=1 / 3, curve=[CurvePoint(1 / 3, 0.0125, None, None, None)]), MODEL))
+    assert third["rho"] == (1 / 3,)
     assert "`damping=0.01`" in recipe(make_result(damping=0.01), MODEL).note
 
 

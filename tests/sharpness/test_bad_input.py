@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from hf_geosharp import score
 from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.sharpness.base_point import BasePoint
+from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.settings import radii_of
+from hf_geosharp.symmetry.map import SymmetryMap
 from tests.sharpness.test_borrow import Snapshot, in_use
 from tests.sharpness.tiny import bert, bert_batches, randomise
 
@@ -259,6 +262,36 @@ def test_parameters_that_the_loss_depends_on_without_a_gradient_are_told(how: st
         result = score(model, [batch, batch], metric="adaptive", steps=2)
     before.check()
     assert sum("in which it has no gradient" in text for text in result.warnings) == 1
+
+
+def test_what_is_tried_without_a_gradient_is_put_back_at_once() -> None:
+    model, tried, said = Detached("detach"), [], list[str]()
+    with borrow(model) as borrowed:
+        weight = borrowed.leaves["backbone.weight"].tensor
+        before = weight.clone()
+
+        def loss(index: int) -> float:
+            tried.append(weight.clone())
+            return 1.0
+
+        base_point = BasePoint(borrowed, SymmetryMap(), loss, lambda index: (), lambda: None, said.append)
+        ball: Any = SimpleNamespace(unfelt=["backbone.weight"], number=0, base=0.5)
+        base_point.check_felt(ball)
+        assert torch.equal(weight, before)
+    assert not torch.equal(tried[0], before)
+    assert "without a gradient: 1, backbone.weight" in said[0]
+
+
+def test_a_loss_is_the_stored_one_but_for_rounding() -> None:
+    with borrow(Detached("all")) as borrowed:
+        base_point = BasePoint(borrowed, SymmetryMap(), lambda index: 0.0, lambda index: (), lambda: None, print)
+    base_point.expect({0: 2.0, 1: 1e-4, 2: math.nan})
+    cases = [
+        (0, 2.0 - 1e-5, 0.0, True), (0, 2.0 + 4e-5, 0.0, False), (0, 2.0 + 4e-5, 5e-5, True),
+        (1, 1e-4 + 5e-8, 0.0, True), (1, 1e-4 + 3e-7, 0.0, False), (2, 1.0, 0.0, True), (3, 1.0, 0.0, True),
+    ]  # fmt: skip
+    for index, base, noise, same in cases:
+        assert base_point.is_stored_loss(index, base, noise) is same, (index, base)
 
 
 @pytest.mark.parametrize("metric", ["adaptive", "inv"])

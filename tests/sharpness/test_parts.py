@@ -208,6 +208,10 @@ def test_samples_are_counted_by_labels_or_tokens_and_not_by_patches() -> None:
     assert samples({"pixel_values": torch.zeros(5, 3), "number": torch.tensor(1)}) == 5
 
 
+def test_numbers_that_all_samples_share_are_not_counted() -> None:
+    assert samples({"scale": torch.tensor(2.0), "x": torch.zeros(4, 2)}) == 4
+
+
 def test_a_batch_of_patches_has_no_parts() -> None:
     assert uncut(PATCHES) == "'pixel_values' has 40 rows for 4 samples"
     assert excerpt(PATCHES, 0, 2).keys() == PATCHES.keys()
