@@ -315,9 +315,10 @@ def test_in_a_large_space_a_better_point_takes_the_place_of_the_last_step_before
 # -------------------------------------------------------------------------------------------------------- degenerate
 
 
+@pytest.mark.parametrize("begin", [0.0, 0.7])
 @pytest.mark.parametrize("f", [exploding, saturating, oscillating])
 def test_products_that_are_known_are_those_of_the_vectors(
-    monkeypatch: pytest.MonkeyPatch, f: Callable[[Tensor], Tensor]
+    monkeypatch: pytest.MonkeyPatch, f: Callable[[Tensor], Tensor], begin: float
 ) -> None:
     """The squares of point and gradient are carried along; a step that is refused keeps them."""
     modelled, seen = _Walk._modelled, []
@@ -331,7 +332,8 @@ def test_products_that_are_known_are_those_of_the_vectors(
 
     monkeypatch.setattr(_Walk, "_modelled", checked)
     a = torch.linspace(-0.2, 0.3, 6, dtype=torch.float64)
-    secant(plain_space(6), Counted(lambda u: f(u + 0.1 * a)), 1.0, 12)
+    start = Tangent((begin * a,)) if begin else None
+    secant(plain_space(6), Counted(lambda u: f(u + 0.1 * a)), 1.0, 12, start=start, base=0.0)
     assert len(seen) > 2
     for found, expected in seen:
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
