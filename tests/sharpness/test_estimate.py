@@ -555,6 +555,13 @@ def test_an_average_that_rounding_of_the_loss_makes_is_told() -> None:
     assert not any("rho 1 " in w for each in told for w in each)
 
 
+def test_an_average_is_over_the_same_directions_at_all_radii() -> None:
+    """To the last bit."""
+    how: dict[str, Any] = {"average": True, "steps": 4, "reproducibility": False}
+    for point in score(bert(), bert_batches(2), rho=(0.3, 0.1), **how).curve:
+        assert point.geodesic_sharpness == score(bert(), bert_batches(2), rho=point.rho, **how).geodesic_sharpness
+
+
 def test_a_climb_that_found_no_finite_loss_is_not_said_to_repeat() -> None:
     result = score(bert(), bert_batches(1), steps=3, rho=1e18)
     assert result.per_batch[0].stopped == "lost"
