@@ -56,7 +56,9 @@ class Canonical:
         return self.frame_h * self.s.sqrt().unsqueeze(-2)
 
 
-def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bool = False) -> Canonical:
+def canonical(
+    g: Tensor, h: Tensor, *, cutoff: float | None = None, rank: Tensor | None = None, positive: bool = False
+) -> Canonical:
     """The canonical representative of each pair of a batch.
 
     Thin QR of both factors, then the SVD of the small core; for d = 1 this is one division. What the balanced form
@@ -67,6 +69,7 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bo
         g: (copies, N, d), real or complex; computed in double precision whatever its dtype.
         h: (copies, M, d).
         cutoff: relative cut-off for s; by default 1e-6 for single and 1e-12 for double precision input.
+        rank: (copies,), how many directions each pair keeps, if that is known; then the cut-off says nothing.
         positive: for d = 1, move by positive numbers only; signs stay.
 
     Raises:
@@ -92,7 +95,7 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bo
         s = torch.nn.functional.pad(s, (0, pad))
         frame_g, frame_h = (torch.nn.functional.pad(x, (0, pad)) for x in (frame_g, frame_h))
         left, right = (torch.nn.functional.pad(x, (0, 0, 0, pad)) for x in (left, right))
-    keep = (s > cutoff * s[..., :1]) & (s > torch.finfo(s.dtype).tiny)
+    keep = kept(s, cutoff, rank)
     s = torch.where(keep, s, 0.0)
     phase = leading_phase(frame_g)
     frame_g = frame_g * (phase * keep).unsqueeze(-2)
@@ -102,6 +105,14 @@ def canonical(g: Tensor, h: Tensor, *, cutoff: float | None = None, positive: bo
     transform = (scale * phase.conj()).unsqueeze(-1) * left
     inverse = right.mH * (scale * phase).unsqueeze(-2)
     return Canonical(frame_g, frame_h, s, transform, inverse)
+
+
+def kept(s: Tensor, cutoff: float, rank: Tensor | None = None) -> Tensor:
+    """Which of the singular values (copies, d), descending, count: those above the cut-off, or the first ``rank``."""
+    there = s > torch.finfo(s.dtype).tiny
+    if rank is None:
+        return there & (s > cutoff * s[..., :1])
+    return there & (torch.arange(s.shape[-1], device=s.device) < rank.unsqueeze(-1))
 
 
 def _canonical_column(g: Tensor, h: Tensor, positive: bool) -> Canonical:

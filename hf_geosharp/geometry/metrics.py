@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.geometry import geodesics
-from hf_geosharp.geometry.gauge import Canonical, act, canonical, leading_phase
+from hf_geosharp.geometry.gauge import Canonical, act, canonical, kept, leading_phase
 from hf_geosharp.geometry.geodesics import Acceleration, Grams, Pairwise
 
 Order = Literal["first", "second", "exact"]
@@ -293,6 +293,11 @@ class PairFrame(Frame):
         self.second = second.to(self._small.to_real())
 
     @property
+    def ranks(self) -> tuple[Tensor, ...]:
+        """(copies,): how many directions each pair has."""
+        return (self.kept.sum(-1),)
+
+    @property
     def copies(self) -> int:
         """Number of pairs in the batch."""
         return self.s.shape[0]
@@ -373,23 +378,30 @@ class FactorFrame(PairFrame):
     directions are drawn there. Nothing is projected away; the worst case does not need it.
     """
 
-    def __init__(self, g: Tensor, h: Tensor, dtype: torch.dtype, *, cutoff: float) -> None:
-        """At (G, H), (copies, N, d) and (copies, M, d) in double precision."""
+    def __init__(
+        self, g: Tensor, h: Tensor, dtype: torch.dtype, *, cutoff: float, ranks: tuple[Tensor, ...] = ()
+    ) -> None:
+        """At (G, H), (copies, N, d) and (copies, M, d) in double precision; ``ranks`` of both, if they are known."""
         frames, self._through, self._mask = [], [], []
-        for x in (g, h):
+        for x, rank in zip((g, h), ranks or (None, None), strict=True):
             u, s, vh = torch.linalg.svd(x, full_matrices=False)
             if s.shape[-1] < x.shape[-1]:
                 pad = x.shape[-1] - s.shape[-1]
                 u, s = torch.nn.functional.pad(u, (0, pad)), torch.nn.functional.pad(s, (0, pad))
                 vh = torch.nn.functional.pad(vh, (0, 0, 0, pad))
-            kept = (s > cutoff * s[..., :1]) & (s > torch.finfo(s.dtype).tiny)
+            mask = kept(s, cutoff, rank)
             phase = leading_phase(u)
-            frames.append(u * (phase * kept).unsqueeze(-2))
+            frames.append(u * (phase * mask).unsqueeze(-2))
             self._through.append(((s * phase.conj()).unsqueeze(-1) * vh).to(dtype))
-            self._mask.append(kept)
+            self._mask.append(mask)
         ones = torch.ones(g.shape[0], g.shape[-1], dtype=torch.float64, device=g.device)
         none = ones.new_empty(0)
         super().__init__(Inv(), Canonical(frames[0], frames[1], ones, none, none), dtype)
+
+    @property
+    def ranks(self) -> tuple[Tensor, ...]:
+        """(copies,) of both factors."""
+        return tuple(mask.sum(-1) for mask in self._mask)
 
     @property
     def dimension(self) -> int:

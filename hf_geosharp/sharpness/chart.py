@@ -22,6 +22,7 @@ from hf_geosharp.geometry.metrics import (
     EntryFrame,
     FactorFrame,
     Order,
+    PairFrame,
     Tensors,
 )
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
@@ -86,11 +87,13 @@ class Chart:
         *,
         nudge: float = 0.0,
         seed: int = 0,
+        ranks: Sequence[tuple[Tensor, ...]] = (),
     ) -> None:
         """The model has to hold the borrowed originals.
 
         ``nudge`` moves all weights by that much, relative and at random (from ``seed``), before anything else: what
-        symmetries touch entry by entry, every other parameter as a whole, which takes no memory.
+        symmetries touch entry by entry, every other parameter as a whole, which takes no memory. ``ranks`` are those of
+        the pairs before, which such a move may raise.
         """
         self._borrowed, self.geometry = borrowed, geometry
         self._tensors = {name: leaf.tensor for name, leaf in borrowed.leaves.items()}
@@ -112,8 +115,12 @@ class Chart:
             parts: list[Part] = []
             self._stacks: list[Stack] = []
             self._bound: list[Bound] = []
-            for stack in stacked(pairs, lambda pair: device_of(self._tensors[pair.parameters[0]])):
-                part = self._pair_part(stack)
+            self.ranks: list[tuple[Tensor, ...]] = []
+            """Of the pairs of each stack."""
+            for i, stack in enumerate(stacked(pairs, lambda pair: device_of(self._tensors[pair.parameters[0]]))):
+                part = self._pair_part(stack, ranks[i] if ranks else ())
+                assert isinstance(part.frame, PairFrame)
+                self.ranks.append(part.frame.ranks)
                 parts.append(part)
                 self._stacks.append(stack)
                 self._bound.append(stack.bind(self._tensors, part.shapes, part.complex))
@@ -238,7 +245,7 @@ class Chart:
             self._tensors[name].copy_(value)
         return touched
 
-    def _pair_part(self, stack: Stack) -> Part:
+    def _pair_part(self, stack: Stack, ranks: tuple[Tensor, ...]) -> Part:
         first = stack.pairs[0]
         complex_ = first.group.complex
         copies = sum(p.copies for p in stack.pairs)
@@ -254,9 +261,10 @@ class Chart:
         tall = torch.promote_types(narrow, torch.complex64) if complex_ else narrow
         name = f"{first.kind}:{first.group.name}"
         if first.group.isometric:
-            alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=CUTOFF)
+            alone = FactorFrame(factors[0].mT, factors[1].mT, tall, cutoff=CUTOFF, ranks=ranks)
             return Part(name, alone, tuple(shapes), complex_, self.geometry.geodesic, device)
-        base = canonical(factors[0].mT, factors[1].mT, cutoff=CUTOFF, positive=first.group.positive)
+        rank = ranks[0] if ranks else None
+        base = canonical(factors[0].mT, factors[1].mT, cutoff=CUTOFF, rank=rank, positive=first.group.positive)
         del factors
         self._report_rank(stack, base)
         frame = PAIR_METRICS[self.geometry.metric].frame(_lean(base, tall), tall, damping=self.geometry.damping)

@@ -7,8 +7,10 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from hf_geosharp.errors import ModelError, WorldError, warn
 from hf_geosharp.geometry.space import Tangent
@@ -92,6 +94,8 @@ class Runner:
         self.micro = MicroBatch(settings.micro_batch, self._tell)
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
+        self._ranks: list[tuple[Tensor, ...]] = []
+        """Of the pairs at the base point."""
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, dict[str, Selection]] = {}
         """By stage: each has a chart of its own."""
@@ -275,13 +279,17 @@ class Runner:
             symmetries = SymmetryMap() if job.stage == BASELINE else self.symmetries
             nudge = NUDGE[self.borrowed.dtype] if job.stage == REPRODUCIBILITY else 0.0
             seed = self.settings.seed + 1 if nudge else 0
-            self._chart = key, self._chart_with(symmetries, self._settings_of(job).geometry, nudge, seed)
+            chart = self._chart_with(symmetries, self._settings_of(job).geometry, nudge, seed)
+            self._chart = key, chart
+            if job.stage in (SCORE, PART):
+                self._ranks = chart.ranks
         return self._chart[1]
 
     def _chart_with(self, symmetries: SymmetryMap, geometry: Geometry, nudge: float, seed: int) -> Chart:
+        moved: dict[str, Any] = {"nudge": nudge, "seed": seed, "ranks": self._ranks if nudge else ()}
         if self.borrowed.shards is not None:
-            return ShardedChart(self.borrowed, symmetries, geometry, self.sharing, nudge=nudge, seed=seed)
-        return Chart(self.borrowed, symmetries, geometry, nudge=nudge, seed=seed)
+            return ShardedChart(self.borrowed, symmetries, geometry, self.sharing, **moved)
+        return Chart(self.borrowed, symmetries, geometry, **moved)
 
     def _batch(self, job: Job, settings: Settings) -> Outcome | float:
         """One ball at each radius, ascending.

@@ -102,9 +102,9 @@ class ShardedChart(Chart):
 
     def __init__(
         self, borrowed: Borrowed, symmetries: SymmetryMap, geometry: Geometry, world: World, *, nudge: float = 0.0,
-        seed: int = 0,
+        seed: int = 0, ranks: Sequence[tuple[Tensor, ...]] = (),
     ) -> None:  # fmt: skip
-        """The model has to hold the borrowed originals, and nothing gathered. ``nudge`` and ``seed`` as for a chart."""
+        """The model has to hold the borrowed originals, and nothing gathered. What moves it is as for a chart."""
         assert borrowed.shards is not None
         self._shards, self._world = borrowed.shards, world
         self._rows = borrowed.leaves
@@ -137,8 +137,8 @@ class ShardedChart(Chart):
         )
         originals = {name: borrowed.originals[name] for name in leaves if name not in own}
         super().__init__(
-            replace(borrowed, leaves=leaves, originals=originals), mine, geometry, nudge=nudge, seed=seed
-        )  # fmt: skip
+            replace(borrowed, leaves=leaves, originals=originals), mine, geometry, nudge=nudge, seed=seed, ranks=ranks
+        )
         found = [text for texts in world.gather(self.reduced) for text in texts]
         order = {pair.name: i for i, pair in enumerate(self._pairs)}
         self.reduced = sorted(found, key=lambda text: order[text.partition(":")[0]])

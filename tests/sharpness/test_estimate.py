@@ -22,7 +22,7 @@ from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution
 from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
-from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
+from tests.sharpness.tiny import adapter, bert, bert_batches, gpt2, gpt2_batches
 
 
 def quick(model: Any, data: Any, **changes: Any) -> SharpnessResult:
@@ -598,6 +598,19 @@ def test_a_rank_that_rounding_of_the_weights_has_raised_counts_in_no_precision(
     assert single.reproducible.ok
     assert double.reproducible.ok
     assert double.geodesic_sharpness == pytest.approx(single.geodesic_sharpness, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", [1, 6])
+def test_the_re_run_of_pairs_of_less_than_full_rank_is_of_that_rank(seed: int) -> None:
+    """The move by 1e-6 makes singular values as large as the cut-off, now and then larger: with these seeds."""
+    model = adapter()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(torch.outer(torch.linspace(0.3, 1.1, len(p)), torch.linspace(-0.7, 0.9, 3)))
+    result = score(model, bert_batches(1), metric="mix", rho=0.1, params="lora", seed=seed, steps=8)
+    assert len(result.pairs.reduced) == 4
+    assert result.reproducible.ok
 
 
 def test_reproducibility_can_be_left_out() -> None:

@@ -12,26 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from hf_geosharp import score
 from hf_geosharp.sharpness.result import SharpnessResult
 from tests.oracles import whole_models as by_hand
-from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches, llama, token_losses
+from tests.sharpness.tiny import adapter, bert, bert_batches, gpt2, gpt2_batches, llama, token_losses
 
 Batch = dict[str, Tensor]
-
-
-def adapter() -> Any:
-    targets = ["query", "value"]
-    model = get_peft_model(bert(), LoraConfig(task_type="SEQ_CLS", r=3, target_modules=targets))
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_" in name:
-                p.copy_(0.4 * torch.randn(p.shape, generator=generator))
-    return model.eval()
 
 
 def losses(outputs: Any, batch: Batch) -> Tensor:

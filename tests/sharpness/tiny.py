@@ -113,6 +113,20 @@ def llama(seed: int = 0, **changes: Any) -> Any:
     return randomise(LlamaForCausalLM(LlamaConfig(**{**sizes, **changes})), seed)
 
 
+def adapter() -> Any:
+    """LoRA of rank 3 on queries and values."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = ["query", "value"]
+    model = get_peft_model(bert(), LoraConfig(task_type="SEQ_CLS", r=3, target_modules=targets))
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.copy_(0.4 * torch.randn(p.shape, generator=generator))
+    return model.eval()
+
+
 def token_losses(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
     """Cross-entropies of tokens, in the precision of the logits; a language model's own loss is in single precision."""
     logits, labels = outputs.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
