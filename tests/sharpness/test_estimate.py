@@ -515,19 +515,23 @@ def test_a_score_that_rounding_of_the_loss_makes_is_none(model: Any, data: Any, 
 
 
 @pytest.mark.parametrize(
-    ("bases", "dtype", "stationary", "expected"),
+    ("bases", "singles", "dtype", "stationary", "expected"),
     [
-        ((0.3, -4.0), torch.float32, False, 4 * 2.0**-23),
-        ((0.3, 4.0), torch.float64, False, 4 * 2.0**-52),
-        ((0.5, 4.0), torch.float64, False, 4 * 2.0**-23),  # rounded inside
-        ((0.0, 0.0), torch.float64, False, LEAST * 2.0**-52),
-        ((0.0, 0.0), torch.float64, True, 2.0**-52),
+        ((0.3, -4.0), (True, True), torch.float32, False, 4 * 2.0**-23),
+        ((0.3, 4.0), (False, False), torch.float64, False, 4 * 2.0**-52),
+        ((0.3, 4.0), (True, True), torch.float64, False, 4 * 2.0**-23),  # rounded inside
+        ((0.3, 4.0), (True, False), torch.float64, False, 4 * 2.0**-52),  # one loss may be such a number by chance
+        ((0.0, 0.0), (True, True), torch.float64, False, LEAST * 2.0**-52),
+        ((0.0, 0.0), (True, True), torch.float64, True, 2.0**-52),
     ],
 )
 def test_a_loss_is_resolved_to_one_rounding_of_the_largest(
-    bases: tuple[float, ...], dtype: torch.dtype, stationary: bool, expected: float
+    bases: tuple[float, ...], singles: tuple[bool, ...], dtype: torch.dtype, stationary: bool, expected: float
 ) -> None:
-    runs = [Outcome(Job("score", i), base) for i, base in enumerate(bases)]
+    runs = [
+        Outcome(Job("score", i), base, single=single)
+        for i, (base, single) in enumerate(zip(bases, singles, strict=True))
+    ]
     skipped = Outcome(Job("score", 9), 1e9 + 0.1, skipped="its loss is not finite")
     assert resolution([*runs, skipped], dtype, stationary=stationary) == expected
 
