@@ -14,12 +14,11 @@ import pytest
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.choices import METRICS
-from tests.docs.page import anchors, fenced
+from tests.docs.page import fenced
 from tests.symmetry.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 
 
 def blocks(language: str) -> list[str]:
@@ -101,28 +100,6 @@ def test_every_option_that_is_named_exists() -> None:
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
     assert named - {"--help"} <= known
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_make_target_that_is_named_exists(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:`|^\$ )make ([a-z-]+)", text, flags=re.MULTILINE))
-    assert named or document == "CHANGELOG.md"
-    assert named <= targets
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_file_that_is_named_exists(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:tests|benchmarks|hf_geosharp|cli)/[\w./-]*|constraints[\w-]*\.txt|LICENSE)`", text)
-    named += re.findall(r"\]\(((?!http|#)[^)]+)\)", text)
-    assert named or document == "CHANGELOG.md"
-    for path in named:
-        file, _, heading = path.partition("#")
-        found = next((x for x in (ROOT / file, (ROOT / document).parent / file) if x.exists()), None)
-        assert found is not None, path
-        assert not heading or heading in anchors(found.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.slow

@@ -148,8 +148,3 @@ def test_the_defaults_that_are_named_are_the_defaults() -> None:
         f"{METRICS['adaptive'].rho:g}"
     )
     assert METRICS["adaptive"].rho == METRICS["euclidean"].rho
-
-
-def test_files_that_are_named_exist() -> None:
-    for path in re.findall(r"`((?:tests|benchmarks|hf_geosharp)/[\w./]*)`", PAGE):
-        assert (ROOT / path).exists(), path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +77,3 @@ def test_the_costs_are_those_that_were_measured() -> None:
     )
     tiny = [r["times"] for r in memory if r["model"].startswith("Llama") and r["parameters"] < 60e6]
     assert f"Llamas of less than 60 million take up to {max(tiny):.1f} times" in text
-
-
-def test_files_that_are_named_exist() -> None:
-    named = re.findall(r"`((?:tests|benchmarks|hf_geosharp)/[\w./]*)`", PAGE)
-    assert named
-    assert all((ROOT / path).exists() for path in named)

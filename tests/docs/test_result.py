@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from hf_geosharp.sharpness.result import SharpnessResult
@@ -14,9 +13,3 @@ PAGE = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
 def test_every_field_of_a_result_is_in_the_table() -> None:
     for field in SharpnessResult.__dataclass_fields__:
         assert f"`{field}" in PAGE, field
-
-
-def test_files_that_are_named_exist() -> None:
-    named = re.findall(r"`((?:tests|benchmarks|hf_geosharp)/[\w./]*)`", PAGE)
-    assert named
-    assert all((ROOT / path).exists() for path in named)

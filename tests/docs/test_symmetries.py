@@ -21,9 +21,3 @@ def test_the_count_of_families_is_that_of_the_table() -> None:
 
 def test_every_preset_has_its_row() -> None:
     assert re.findall(r"^\| `(\w+)`", PAGE, flags=re.MULTILINE) == list(PRESETS)
-
-
-def test_files_that_are_named_exist() -> None:
-    named = re.findall(r"`((?:tests|benchmarks|hf_geosharp)/[\w./]*)`", PAGE)
-    assert named
-    assert all((ROOT / path).exists() for path in named)

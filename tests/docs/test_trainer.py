@@ -12,7 +12,7 @@ import pytest
 
 from hf_geosharp import GeodesicSharpnessCallback
 from hf_geosharp.sharpness.settings import Settings
-from tests.docs.page import anchors, fenced
+from tests.docs.page import fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
@@ -52,17 +52,6 @@ def passes(settings: Settings) -> tuple[str, str]:
 def test_every_argument_is_named_and_every_argument_named_exists() -> None:
     arguments = set(inspect.signature(GeodesicSharpnessCallback).parameters)
     assert {name for name in arguments if f"`{name}" not in PAGE and f"{name}=" not in PAGE} == set()
-
-
-def test_files_that_are_named_exist() -> None:
-    named = re.findall(r"`((?:tests|hf_geosharp)/[\w./-]*)`", PAGE) + re.findall(r"\]\(((?!http)[^)]+)\)", PAGE)
-    assert named
-    for path in named:
-        file, _, heading = path.partition("#")
-        page = next((x for x in (ROOT / file, ROOT / "docs" / file) if x.exists()), None)
-        assert page is not None, path
-        if heading:
-            assert heading in anchors(page.read_text(encoding="utf-8")), path
 
 
 def test_the_defaults_that_are_named_are_the_defaults() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -155,8 +154,3 @@ def test_what_is_said_of_settings_is_what_was_measured() -> None:
     for metric in ("inv", "mix"):
         assert max(changes(f"{metric} second 60 steps")) < 0.005
         assert min(changes(f"{metric} second 5 steps")) < -0.03
-
-
-def test_pages_that_are_linked_exist() -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+)", PAGE):
-        assert (ROOT / "docs" / link).exists(), link
