@@ -54,8 +54,8 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 class StoredChart(Chart):
     """A chart whose pairs stay in the gauge that they are stored in."""
 
-    def _pair_part(self, batch: Any) -> Part:
-        part = super()._pair_part(batch)
+    def _pair_part(self, batch: Any, ranks: tuple[Tensor, ...]) -> Part:
+        part = super()._pair_part(batch, ranks)
         wide = {n: self._wide.get(n, self._tensors[n]).to(torch.float64) for n in batch.parameters}
         factors = [torch.empty(shape, dtype=torch.float64) for shape in part.shapes]
         batch.read(wide, factors)
