@@ -43,6 +43,11 @@ class Frame(ABC):
     and :meth:`pullback` never return anything else there, and :meth:`clip` removes them from a random u.
     """
 
+    @property
+    def ranks(self) -> tuple[Tensor, ...]:
+        """(copies,) each: how many directions a point has that may have fewer than its shapes say."""
+        return ()
+
     @abstractmethod
     def vector(self, u: Tensors) -> Tensors:
         """The tangent vector ξ with coordinates u."""

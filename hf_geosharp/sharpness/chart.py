@@ -22,7 +22,6 @@ from hf_geosharp.geometry.metrics import (
     EntryFrame,
     FactorFrame,
     Order,
-    PairFrame,
     Tensors,
 )
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
@@ -119,7 +118,6 @@ class Chart:
             """Of the pairs of each stack."""
             for i, stack in enumerate(stacked(pairs, lambda pair: device_of(self._tensors[pair.parameters[0]]))):
                 part = self._pair_part(stack, ranks[i] if ranks else ())
-                assert isinstance(part.frame, PairFrame)
                 self.ranks.append(part.frame.ranks)
                 parts.append(part)
                 self._stacks.append(stack)

@@ -95,7 +95,7 @@ class Runner:
         self._highest = -math.inf
         self._chart: tuple[str, Chart] | None = None
         self._ranks: list[tuple[Tensor, ...]] = []
-        """Of the pairs at the base point."""
+        """Of the pairs at the base point, of which every run makes a chart first."""
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, dict[str, Selection]] = {}
         """By stage: each has a chart of its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -605,16 +606,23 @@ def test_a_rank_that_rounding_of_the_weights_has_raised_counts_in_no_precision(
 
 
 @pytest.mark.parametrize("seed", [1, 6])
-def test_the_re_run_of_pairs_of_less_than_full_rank_is_of_that_rank(seed: int) -> None:
+def test_the_re_run_of_pairs_of_less_than_full_rank_is_of_that_rank(seed: int, tmp_path: Path) -> None:
     """The move by 1e-6 makes singular values as large as the cut-off, now and then larger: with these seeds."""
     model = adapter()
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.copy_(torch.outer(torch.linspace(0.3, 1.1, len(p)), torch.linspace(-0.7, 0.9, 3)))
-    result = score(model, bert_batches(1), metric="mix", rho=0.1, params="lora", seed=seed, steps=8)
+    how: dict[str, Any] = {"metric": "mix", "rho": 0.1, "params": "lora", "seed": seed, "steps": 8}
+    result = score(model, bert_batches(1), **how, output=tmp_path)
     assert len(result.pairs.reduced) == 4
     assert result.reproducible.ok
+    # So it is in a run that goes on after the scores.
+    (journal,) = tmp_path.glob("*.jsonl")
+    *kept, last = journal.read_text().splitlines(keepends=True)
+    assert '"stage": "reproducibility"' in last
+    journal.write_text("".join(kept))
+    assert score(model, bert_batches(1), **how, output=tmp_path).reproducible == result.reproducible
 
 
 def test_reproducibility_can_be_left_out() -> None:
