@@ -101,7 +101,9 @@ def test_constants_that_cancel_move_the_score_and_not_the_function(kind: str) ->
             by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
             model.bert.embeddings.word_embeddings.weight += by
             model.bert.embeddings.position_embeddings.weight -= by
-    assert torch.allclose(model(**batch).logits, before, rtol=0, atol=1e-12)
+    # Softmaxes of T5 are single precision in older transformers.
+    rounding = 1e-6 if kind == "relative biases" else 1e-12
+    assert torch.allclose(model(**batch).logits, before, rtol=0, atol=rounding)
     assert abs(measured() / value - 1) > 0.01
 
 
