@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+TRANSFORMERS = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 
 needs_fully_shard = pytest.mark.skipif(TORCH < (2, 6), reason="fully_shard came with torch 2.6")
 
