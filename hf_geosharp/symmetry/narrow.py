@@ -46,10 +46,12 @@ class Cuts:
     Attributes:
         width: what is left.
         dimensions: names of parameters -> which of their dimensions are cut to it; none where the twin is a whole one.
+        told: whether numbers that are kept beside a parameter follow; heads together may be as wide as the stream.
     """
 
     width: int
     dimensions: Mapping[str, frozenset[int]]
+    told: bool = True
 
     def __bool__(self) -> bool:
         """Whether anything is cut."""

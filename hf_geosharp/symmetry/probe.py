@@ -112,7 +112,7 @@ class LocalTwin:
             # A scripted module copies its parameters itself, as a computation.
             self._module = copy.deepcopy(module, instead).double()
         self._module.eval()  # on its own: what a model overrides need not return the module
-        if self.cuts:
+        if self.cuts and self.cuts.told:
             narrow.told(module, self._module, self.cuts, names)
         self._carried = Carried(self._module)
 
@@ -347,7 +347,8 @@ class Trials:
         module = self._modules[scope]
         if scope not in self._plans:
             own = {self._names[id(p)]: tuple(p.shape) for p in module.parameters() if id(p) in self._names}
-            self._plans[scope] = list(self._plan(scope, own))
+            plan = self._plan(scope, own)
+            self._plans[scope] = [*plan, *(replace(cuts, told=False) for cuts in plan)]
         plans = self._plans[scope]
         while plans:
             cuts = plans[0]

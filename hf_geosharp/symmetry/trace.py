@@ -31,6 +31,11 @@ def is_norm(module: nn.Module) -> bool:
     return weight is not None and weight.ndim == 1 and not module._modules
 
 
+def _multiplies(module: nn.Module) -> bool:
+    """Whether it holds several matrices itself: more than a linear map, to be tried like what is made of modules."""
+    return sum(p is not None and p.ndim > 1 for p in module._parameters.values()) > 1
+
+
 def trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
     """Runs the model once with its linear maps cut; the model comes back as it was.
 
@@ -82,7 +87,7 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             cutter.scope.append(name)
-            if name not in result.calls and (module._modules or is_norm(module)):
+            if name not in result.calls and (module._modules or is_norm(module) or _multiplies(module)):
                 with torch._C.DisableTorchFunction():
                     result.calls[name] = Call(detached(args), detached(kwargs))
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_geosharp.symmetry.copies import SOURCES, Index, Layout, ravel, unravel, within
+
 
 @dataclass(frozen=True)
 class Slab:
@@ -58,7 +60,7 @@ class Made:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     version: int
-    place: tuple[Any, ...]
+    place: Layout
 
 
 _KEPT = {
@@ -68,21 +70,14 @@ _KEPT = {
 }  # fmt: skip
 """Every entry stays in its place, but for a constant factor."""
 
-_MOVED = {
-    torch.cat, torch.concat, torch.concatenate, torch.stack, torch.vstack, torch.hstack, torch.reshape, Tensor.reshape,
-    torch.flatten, Tensor.flatten, Tensor.repeat, torch.tile, Tensor.tile, torch.repeat_interleave,
-    Tensor.repeat_interleave, torch.flip, Tensor.flip, torch.roll, Tensor.roll,
-}  # fmt: skip
-"""Every entry is copied to some place. (What is picked by indices is a table of positions, as a rule.)"""
-
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, torch.sub, Tensor.sub, Tensor.__sub__}
 _PRODUCTS = {torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__}
 
 _ROUNDING = 1e-2
 """Relative difference of an entry from its copy in half precision that is none."""
 
-MAX_ENTRIES = 1 << 26
-"""Of a copy whose entries are looked up one by one."""
+_BLOCK = 1 << 18
+"""Entries of a copy that are looked up at once."""
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
@@ -153,49 +148,71 @@ class Weights:
 
     def parts(self, weight: Tensor, out: Sequence[int], inner: Sequence[int]) -> list[Part] | None:
         """Which features of which parameters a linear map with a copy writes; None where that cannot be told."""
-        if weight.numel() > MAX_ENTRIES or not self.known(weight):
+        if not weight.numel() or not self.known(weight):
             return None
-        found = self._entries(weight)
-        if found is None:
+        sizes = [[weight.shape[a] for a in axes] for axes in (out, inner)]
+        count, columns = (math.prod(own) for own in sizes)
+        if columns < 2:
             return None
-        table = found.permute(*out, *inner).reshape(math.prod(weight.shape[a] for a in out), -1)
-        if not table.numel() or table.shape[1] < 2 or bool((table < 0).any()):
+
+        def index(rows: Tensor, read: Tensor) -> Index:
+            both = (*unravel(rows.view(-1, 1), sizes[0]), *unravel(read.view(1, -1), sizes[1]))
+            return tuple(i for _, i in sorted(zip((*out, *inner), both, strict=True), key=lambda own: own[0]))
+
+        everything = torch.arange(columns)
+        first = self._entries(weight, index(torch.arange(count), everything[:1]))
+        if first is None or int(first.min()) < 0:
             return None
-        values = weight.detach().permute(*out, *inner).reshape(table.shape).cpu().double()
-        begins = [self._begin[name] for name in self._names]
-        owner = torch.bucketize(table[:, 0].contiguous(), torch.tensor(begins), right=True) - 1
+        first = first.expand(count, 1)
+        begins = torch.tensor([self._begin[name] for name in self._names])
+        owner = (torch.bucketize(first, begins, right=True) - 1).flatten()
         parts = []
-        for index in owner.unique().tolist():
-            rows = (owner == index).nonzero().flatten()
-            own = table[rows] - begins[index]
-            part = self._part(self._names[index], rows, own)
+        for which in owner.unique().tolist():
+            rows, name = (owner == which).nonzero().flatten(), self._names[which]
+            pattern, exact = self._entries(weight, index(rows[:1], everything)), True
+            if pattern is None or int(pattern.min()) < 0:
+                return None
+            pattern = (pattern - first[rows[0]]).view(-1)
+            for some in rows.split(max(1, _BLOCK // columns)):
+                at = index(some, everything)
+                table = self._entries(weight, at)
+                if table is None or not torch.equal(table.expand(len(some), columns), first[some] + pattern):
+                    return None
+                exact = exact and self._copied(weight.detach()[at], name, table - self._begin[name])
+            part = self._part(name, rows, first[rows, 0] - self._begin[name], pattern)
             if part is None:
                 return None
-            entries = self._parameters[self._names[index]].detach().reshape(-1).cpu()[own].double()
-            exact = torch.allclose(values[rows], entries, rtol=_ROUNDING, atol=0.0)
             parts.append(replace(part, exact=exact))
         return parts
 
-    def _part(self, name: str, rows: Tensor, table: Tensor) -> Part | None:
-        """The rows of a table of entries of one parameter as features of it; None where they are no linear map's."""
+    def _copied(self, values: Tensor, name: str, entries: Tensor) -> bool:
+        """Whether values are entries of a parameter but for rounding."""
+        parameter = self._parameters[name].detach().view(-1)
+        own = parameter[entries.to(parameter.device)]
+        return torch.allclose(values.cpu().double(), own.cpu().double(), rtol=_ROUNDING, atol=0.0)
+
+    def _part(self, name: str, rows: Tensor, first: Tensor, pattern: Tensor) -> Part | None:
+        """Rows of entries of one parameter as features of it; None where they are no linear map's.
+
+        ``first`` has where each row begins, ``pattern`` where its entries lie from there.
+        """
         shape = self._shapes[name]
-        first = table[:, :1]
-        if not bool((table - first == table[:1] - first[:1]).all()) or int(table.max()) >= math.prod(shape):
+        if int(first.max() + pattern.max()) >= math.prod(shape) or int(first.min() + pattern.min()) < 0:
             return None
-        across = torch.unravel_index(table[0], shape)
+        across = unravel(first[0] + pattern, shape)
         inner = tuple(d for d, index in enumerate(across) if bool((index != index[0]).any()))
-        along = torch.unravel_index(first[:, 0], shape)
+        along = unravel(first, shape)
         out = tuple(d for d, index in enumerate(along) if d not in inner and bool((index != index[0]).any()))
         if not out:
             out = tuple(d for d, n in enumerate(shape) if d not in inner and n > 1)[-1:]
         if not inner or not out or any(bool((along[d] != along[d][0]).any()) for d in inner):
             return None
-        read = _within(across, inner, shape)
+        read = ravel([across[d] for d in inner], [shape[d] for d in inner])
         if not torch.equal(read, torch.arange(len(read)) + read[0]) or (len(inner) > 1 and int(read[0])):
             return None
         if len(inner) > 1 and len(read) != math.prod(shape[d] for d in inner):
             return None
-        written = _within(along, out, shape)
+        written = ravel([along[d] for d in out], [shape[d] for d in out])
         begin = int(written.min()) if len(out) == 1 else 0
         start = [int(index[0]) for index in along]
         for d in out:
@@ -206,10 +223,10 @@ class Weights:
 
     def vector(self, bias: Tensor, part: Part) -> Slab | None:
         """Where in a parameter the entries of a bias lie that belong to a part, in the order of its features."""
-        found = self._entries(bias)
-        if found is None or bias.ndim != 1:
+        own = self._entries(bias, (part.rows,)) if bias.ndim == 1 else None
+        if own is None:
             return None
-        own = found[part.rows]
+        own = own.expand(len(part.rows))
         name = self._names[bisect_right([self._begin[n] for n in self._names], int(own[0])) - 1]
         shifts = own - self._begin[name] - part.features
         if int(own.min()) < self._begin[name] or len(self._shapes[name]) != 1 or bool((shifts != shifts[0]).any()):
@@ -218,45 +235,36 @@ class Weights:
             return None
         return Slab(name, (0,), (), (int(shifts[0]),), self._shapes[name])
 
-    def _entries(self, tensor: Tensor) -> Tensor | None:
-        """The number of the entry that each entry is a copy of, all parameters numbered in a row; -1 for constants."""
+    def _entries(self, tensor: Tensor, index: Index) -> Tensor | None:
+        """The numbers of the entries that some are copies of, all parameters numbered in a row; -1 for constants."""
         if self.owned(tensor):
-            return self._numbers(tensor)
+            return self._numbers(tensor, index)
         made = self._recipe(tensor)
         if made is None:
-            return None if tensor.requires_grad else torch.full(tensor.shape, -1)
+            return None if tensor.requires_grad else torch.tensor(-1)
         if made.kind not in ("kept", "moved"):
             return None
+        index = within(index, _layout(tensor), made.place)
         if made.kind == "kept":
             (of,) = (t for t in _tensors(made.args) if t.requires_grad)
-            whole = self._entries(of)
-        else:
-            args = self._numbered(made.args)
-            whole = None if args is None else made.func(*args, **made.kwargs)
-        if whole is None:
-            return None
-        root = _root(tensor)
-        memory = torch.empty_strided(root.shape, root.stride(), dtype=torch.long)
-        memory.as_strided(*made.place).copy_(whole)
-        return memory.as_strided(*_layout(tensor))
+            return self._entries(of, index)
+        whole = torch.tensor(-1)
+        for operand, where, own in SOURCES[made.func](made.place[0], index, *made.args, **made.kwargs):
+            if where is not None and not bool(where.any()):
+                continue
+            numbers = self._entries(operand, own)
+            if numbers is None:
+                return None
+            whole = numbers if where is None or bool(where.all()) else torch.where(where, numbers, whole)
+        return whole
 
-    def _numbered(self, args: Any) -> Any:
-        """Arguments with the numbers of entries in place of tensors of numbers; None where some cannot be told."""
-        if isinstance(args, Tensor):
-            return self._entries(args) if args.is_floating_point() else args.cpu()
-        if isinstance(args, (list, tuple)):
-            out = [self._numbered(x) for x in args]
-            lost = any(n is None and x is not None for n, x in zip(out, args, strict=True))
-            return None if lost else type(args)(out)
-        return args
-
-    def _numbers(self, tensor: Tensor) -> Tensor | None:
+    def _numbers(self, tensor: Tensor, index: Index) -> Tensor | None:
         for name, p in self._owners[tensor.untyped_storage().data_ptr()]:
             offset = int(tensor.storage_offset() - p.storage_offset())
             if 0 <= offset < p.numel() and p.is_contiguous():
-                numbers = torch.full(tensor.shape, offset + self._begin[name])
-                for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-                    numbers += (torch.arange(size) * stride).view(-1, *[1] * (tensor.ndim - axis - 1))
+                numbers = torch.tensor(offset + self._begin[name])
+                for i, stride in zip(index, tensor.stride(), strict=True):
+                    numbers = numbers + i * stride
                 return numbers
         return None
 
@@ -295,8 +303,8 @@ def _root(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+def _layout(tensor: Tensor) -> Layout:
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
 
 
 def _kind(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> str:
@@ -305,19 +313,11 @@ def _kind(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, 
         return ""
     if func in _KEPT:
         return "kept"
-    if func in _MOVED:
+    if func in SOURCES:
         return "moved"
     if func in _SUMS and not kwargs and len(args) == 2:
         return "sum"
     return "product" if func in _PRODUCTS and not kwargs and len(args) == 2 else ""
-
-
-def _within(indices: Sequence[Tensor], dimensions: Sequence[int], shape: Sequence[int]) -> Tensor:
-    """One index for those along several dimensions, the last one fastest."""
-    whole = torch.zeros_like(indices[0])
-    for d in dimensions:
-        whole = whole * shape[d] + indices[d]
-    return whole
 
 
 def _sums(sizes: Iterator[int]) -> list[int]:

@@ -140,6 +140,38 @@ def test_code_that_wants_its_own_width_is_tried_whole(monkeypatch: pytest.Monkey
     assert [bool(t.cuts) for t in twins[:2]] == [True, False]
 
 
+class Counting(nn.Module):
+    """Owns its matrices, and a number that is the width of the stream and of all heads together."""
+
+    def __init__(self, splits: bool) -> None:
+        super().__init__()
+        self.width, self.splits = WIDTH, splits
+        for name in "qkvo":
+            setattr(self, name, nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.float64) / WIDTH**0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (self.width if self.splits else WIDTH) // HEAD
+        x = x if self.splits else x.view(*x.shape[:2], self.width)
+        q, k, v = ((x @ w.T).unflatten(-1, (heads, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        y = torch.softmax(q @ k.mT, dim=-1) @ v
+        return y.transpose(1, 2).flatten(2) @ self.o.T
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_number_may_be_the_width_of_the_stream_or_of_the_heads(
+    splits: bool, monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]
+) -> None:
+    model = Residual(Counting(splits))
+    whole = found(model, inputs(), 1 << 30, monkeypatch)
+    assert {p.kind for p in whole.pairs} == {"qk", "vo"}
+    twins.clear()
+    # Fewer than a head has coordinates: no head is left of so wide a stream.
+    assert found(model, inputs(), HEAD // 2, monkeypatch) == whole
+    assert twins[-1].cuts.told != splits
+    # Matrices that a module owns itself are tried by themselves, without what is around it.
+    assert all(t.cuts and set(t.weights) == {f"parts.0.{n}" for n in "qkvo"} for t in twins)
+
+
 def test_what_a_false_claim_does_shows_on_a_narrow_twin_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries that are bent have no symmetry, however long the rows are."""
 
