@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hf_geosharp.symmetry.inputs import Recipe
     from hf_geosharp.symmetry.layouts import Layout
 
 SCHEMA = 1
@@ -304,8 +305,8 @@ def _measured(
 ) -> Inspection:
     """The inspection of a model that is not known yet."""
     cutoff = cutoff_of(model)  # of the weights as they are stored; they may be wider while borrowed
-    with _held(model) as held:
-        examples, known = runnable(model, held.dtype, batches)
+    with _held(model, batches) as held:
+        examples, known = held.examples, held.known
         # One proof is enough, the one below, where another takes its time.
         slow = held.parameters > SMALL
         found = find_symmetries(
@@ -358,26 +359,41 @@ def _batches(count: int) -> str:
 
 @dataclass(frozen=True)
 class _Held:
-    """A model while it is inspected: its dtype meanwhile, how many parameters it has, what they are stored in."""
+    """A model while it is inspected: its dtype meanwhile, how many parameters it has, what they are stored in.
+
+    It has run on the ``examples``; ``known`` is how others are made up.
+    """
 
     dtype: torch.dtype
     parameters: int
     stored_dtypes: tuple[str, ...]
+    examples: list[Batch]
+    known: Recipe | None
 
 
 @contextmanager
-def _held(model: nn.Module) -> Iterator[_Held]:
+def _held(model: nn.Module, batches: Sequence[Batch] | None) -> Iterator[_Held]:
     """The model, in double precision if it is small: a proof is as sharp as its rounding is small, and as slow.
 
-    A proof puts back what it moves, so that no copy of the weights is needed here.
+    In single precision where its code does not run in double. A proof puts back what it moves, so that no copy of the
+    weights is needed here.
     """
     import torch
 
     if getattr(model, "hf_quantizer", None) is not None or not all(p.is_floating_point() for p in model.parameters()):
         check(model)  # which says what is wrong
     parameters = sum(leaf.tensor.numel() for leaf in leaves(model).values())
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    wide = parameters <= SMALL or dtypes == {torch.float64}
-    dtype = torch.float64 if wide else torch.float32
-    with borrow(model, only=()) as borrowed, widened(model, dtype):
-        yield _Held(dtype, parameters, borrowed.stored_dtypes)
+    double = {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float64}
+    ways = [torch.float64] if double or parameters <= SMALL else []
+    ways += [] if double else [torch.float32]
+    with borrow(model, only=()) as borrowed:
+        for dtype in ways:
+            with widened(model, dtype):
+                try:
+                    examples, known = runnable(model, dtype, batches)
+                except UsageError:
+                    if dtype == ways[-1]:
+                        raise
+                    continue
+                yield _Held(dtype, parameters, borrowed.stored_dtypes, examples, known)
+                return

@@ -224,6 +224,29 @@ def test_half_precision_is_proved_in_double_precision() -> None:
     assert result.deviation < 1e-9
 
 
+class Single(nn.Module):
+    """Its head is for single precision alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = build("bert").eval()
+        self.head = nn.Linear(self.body.config.num_labels, 2)
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        return self.head(self.body(**batch).logits.float())  # type: ignore[no-any-return]
+
+
+def test_code_that_does_not_run_in_double_precision_is_proved_in_single_precision() -> None:
+    model = Single()
+    before = state(model)
+    result = inspect(model, {k: v for k, v in batch_of("bert").items() if k != "labels"})
+    assert identical(model, before)
+    assert {site.kind for site in result.sites} >= {"qk", "vo", "key_bias", "value_bias"}
+    assert all(site.status == "holds" for site in result.sites)
+    assert result.deviation is not None
+    assert 1e-9 < result.deviation < 1e-4
+
+
 def test_inputs_are_made_up_or_given() -> None:
     model = build("bert")
     assert inspect(model, health=False).inputs == "2 batches made up from the config"

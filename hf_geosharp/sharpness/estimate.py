@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from hf_geosharp.carried import emptied
-from hf_geosharp.errors import DataError, UsageError
+from hf_geosharp.errors import DataError, ModelError, UsageError, first_line
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
 from hf_geosharp.sharpness.identity import agree, identity
@@ -112,7 +112,7 @@ def estimate(
             measured = _measure(borrowed, batches, settings, loss, weight, track, notes, ledger)
     layouts = [layout.name for layout in (*settings.layouts, *registered())]
     model_record = {
-        "dtype": str(borrowed.dtype).removeprefix("torch."),
+        "dtype": _name(borrowed.dtype),
         **(model_identity or {"class": type(model).__name__}),
         "stored_dtypes": list(borrowed.stored_dtypes),
         **({"compiled": True} if settings.compile else {}),
@@ -163,7 +163,26 @@ def _borrowed(
                     f"{odd} holds tensors that a forward pass would compute anew, but with other outputs: they are "
                     "left as they are, and what they were computed from is not perturbed through them"
                 )
-        yield borrowed
+        try:
+            yield borrowed
+        except RuntimeError as error:
+            if not _of_precision(error, borrowed):
+                raise
+            raise ModelError(
+                f"the model is stored in {', '.join(borrowed.stored_dtypes)} and scored in {_name(borrowed.dtype)}, in "
+                f"which its code does not run ({first_line(error)}): it may cast to a precision of its own where it "
+                "should take that of its weights. Change that, or score in the precision that it is stored in"
+            ) from error
+
+
+def _of_precision(error: RuntimeError, borrowed: Borrowed) -> bool:
+    """Whether a model's code has failed at tensors of different precision, and has its weights in another one."""
+    told = any(words in str(error) for words in ("dtype", "scalar type", "bias type", "weight type"))
+    return told and any(stored != _name(borrowed.dtype) for stored in borrowed.stored_dtypes)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

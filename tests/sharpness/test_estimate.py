@@ -579,6 +579,27 @@ def test_in_double_precision_small_radii_are_resolved() -> None:
         assert score(bert(), bert_batches(2), steps=3, dtype="float64", **options).reproducible.ok is True
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "cast"),
+    [(torch.float32, "float64", torch.float32), (torch.bfloat16, None, torch.bfloat16)],
+)
+def test_code_for_one_precision_alone_is_told_of(stored: torch.dtype, dtype: str | None, cast: torch.dtype) -> None:
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = bert()
+            self.head = nn.Linear(2, 2)
+
+        def forward(self, labels: Tensor, **batch: Tensor) -> Any:
+            logits = self.head(self.body(**batch).logits.to(cast))
+            return SimpleNamespace(loss=nn.functional.cross_entropy(logits.float(), labels), logits=logits)
+
+    model = Casting().to(stored)
+    with pytest.raises(ModelError, match=r"in which its code does not run \(.*same dtype.*\): it may cast"):
+        quick(model, bert_batches(1), dtype=dtype)
+    assert {p.dtype for p in model.parameters()} == {stored}
+
+
 @pytest.mark.parametrize("rho", [1e-20, 1e20])
 def test_radii_beyond_what_numbers_can_hold_are_refused(rho: float) -> None:
     with pytest.raises(UsageError, match="a radius lies between 1e-18 and 1e"):
