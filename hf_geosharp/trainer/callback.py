@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -120,6 +121,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._cost = Cost(max_fraction)
         self._trainer: Any = None
         self._measurement: Measurement | None = None
+        self._prepared_for: list[Callable[[], Any]] = []
         self._known: tuple[tuple[int | str, ...], float] | None = None
         self._record: dict[str, float] = {}
         self._recorded: tuple[str, int] | None = None
@@ -149,14 +151,13 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuses what cannot work, and chooses the data."""
         self._cost.begin()
-        self._measurement = self._known = None
         sets: Any = None
         if self._trainer is not None:
             sets = self._trainer.eval_dataset if isinstance(self._trainer.eval_dataset, dict) else ()
         for text in advice(args, state, self.name, self.every, sets=sets, limit=self._cost.limit):
             self._say(text)
         with self._cost.spent(measured=False):
-            self._measurement = self._prepare(args, state, kwargs["model"], kwargs.get("train_dataloader"))
+            self._prepare(args, state, kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         """Completes the record of an evaluation, and that of the end of the training."""
@@ -250,10 +251,11 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
 
     def _value(self, args: Any, state: Any, kwargs: Mapping[str, Any]) -> tuple[float, float]:
         """The value and the seconds it took; NaN where there is none."""
-        model: nn.Module = kwargs["model"]
-        if self._measurement is None:
-            self._measurement = self._prepare(args, state, model, kwargs.get("train_dataloader"))
+        now = self._of_the_moment(kwargs)
+        model: nn.Module = now[0]
         measurement = self._measurement
+        if measurement is None or any(seen() is not one for seen, one in zip(self._prepared_for, now, strict=True)):
+            measurement = self._prepare(args, state, kwargs)
         weights = fingerprint(unwrap(model))
         known = self._known[1] if self._known is not None and self._known[0] == weights else None
         affords = of_the_first(self._cost.affords())
@@ -294,8 +296,21 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
             self._say(str(warning.message), warning.category)
         return result
 
-    def _prepare(self, args: Any, state: Any, model: nn.Module, loader: Any) -> Measurement:
+    def _of_the_moment(self, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The model, and where rows come from: what an evaluation by hand may find exchanged since the last one.
+
+        Between trainings the Trainer tells its callbacks of the model that it had before.
+        """
+        trainer, loader = self._trainer, kwargs.get("train_dataloader")
+        if trainer is None:
+            return kwargs["model"], loader, None, None
+        return trainer.model, loader, trainer.train_dataset, trainer.data_collator
+
+    def _prepare(self, args: Any, state: Any, kwargs: Mapping[str, Any]) -> Measurement:
         """The measurement that belongs to a model and a set-up; what cannot work fails here."""
+        self._measurement = self._known = None
+        now = self._of_the_moment(kwargs)
+        model, loader = now[:2]
         compute = self._compute()
 
         def prepare() -> Measurement:
@@ -310,7 +325,9 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
                 hooked=not alone() or getattr(args, "deepspeed_plugin", None) is not None,
             )
 
-        return self._run(prepare)
+        self._measurement = self._run(prepare)
+        self._prepared_for = [_reference(one) for one in now]
+        return self._measurement
 
     def _sized(self, args: Any, state: Any) -> Settings:
         """The settings, with micro-batches that need about as much memory as training does.
@@ -362,6 +379,14 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         if text not in self._said and first_of_all():
             warn(text, category)
         self._said.add(text)
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    """Gives a thing back, and keeps it alive only where it has to: not a model after its training."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
 
 
 def _checked_every(every: Any) -> Every:

@@ -83,6 +83,33 @@ def test_evaluation_alone_measures_too_and_equal_weights_only_once(tmp_path: Pat
     assert trained.evaluate()[KEY] != first[KEY]
 
 
+def test_what_is_exchanged_before_an_evaluation_by_hand_is_measured(tmp_path: Path) -> None:
+    """The model, of which a Trainer does not tell its callbacks, and the data."""
+
+    def fresh(seed: int, data: int) -> float:
+        made = trainer(tmp_path, model=bert(seed), train_dataset=dataset(24, data))
+        GeodesicSharpnessCallback(**QUICK).attach(made)
+        return made.evaluate()[KEY]
+
+    trained = trainer(tmp_path, model=bert(1), train_dataset=dataset(24, 2))
+    GeodesicSharpnessCallback(**QUICK).attach(trained)
+    found = [trained.evaluate()[KEY]]
+    trained.model = trained.model_wrapped = bert(3)
+    found.append(trained.evaluate()[KEY])
+    trained.train_dataset = dataset(24, 4)
+    found.append(trained.evaluate()[KEY])
+    assert found == [fresh(1, 2), fresh(3, 2), fresh(3, 4)]
+    assert len(set(found)) == 3
+
+
+def test_a_callback_of_another_trainer_does_not_measure_on_its_data(tmp_path: Path) -> None:
+    callback = GeodesicSharpnessCallback(**QUICK)
+    trainer(tmp_path, callbacks=[callback], num_train_epochs=1).train()
+    other = trainer(tmp_path, model=bert(1), callbacks=[callback], train_dataset=dataset(24, 5))
+    with pytest.raises(UsageError, match="no training data to measure on"):
+        other.evaluate()
+
+
 def test_several_evaluation_sets_share_one_measurement(tmp_path: Path) -> None:
     sets = {"a": dataset(8, 1), "b": dataset(8, 2)}
     trained = trainer(
