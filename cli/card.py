@@ -14,8 +14,9 @@ from hf_geosharp import demos
 from hf_geosharp.cli import cards, complete, libraries
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.files import Target
-from hf_geosharp.cli.options import debug_option, quiet_option, score_options
+from hf_geosharp.cli.options import Command, debug_option, quiet_option, score_options
 from hf_geosharp.errors import GeosharpError, HubError, UsageError
+from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.choices import title_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ PICTURE = "geodesic-sharpness.png"
 _OF_PLACE = {"revision", "token"}
 
 
-@click.command("card", short_help="Put a score into a model card.")
+@click.command("card", cls=Command, short_help="Put a score into a model card.")
 @click.argument("target", metavar="MODEL_OR_README", shell_complete=complete.models)
 @click.option(
     "--result",
@@ -151,8 +152,8 @@ def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Pa
     if to is None:
         place.check_writing(inputs)
     else:
-        Target("--to", Path(to)).check(inputs)
-        refuse_cache(Path(to))
+        Target("--to", path_of(to)).check(inputs)
+        refuse_cache(path_of(to))
     card = _file_of(place, to)
     if plot and card is not None:
         Target("--plot", card.parent / PICTURE).check()
@@ -160,7 +161,7 @@ def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Pa
 
 def _file_of(place: cards.Place, to: str | None) -> Path | None:
     """The file that the card is written to; None where it is printed or on the Hub."""
-    return place.file if to is None else None if to == "-" else Path(to)
+    return place.file if to is None else None if to == "-" else path_of(to)
 
 
 def _save(result: SharpnessResult, place: cards.Place) -> None:
@@ -284,7 +285,7 @@ def _write_out(to: str, content: bytes) -> None:
     if to == "-":
         click.echo(content, nl=False)
         return
-    path = Path(to)
+    path = path_of(to)
     files.write(path, content, files.read(path))
 
 

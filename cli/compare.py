@@ -13,7 +13,7 @@ import click
 
 from hf_geosharp.cli import complete, files, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
-from hf_geosharp.cli.options import debug_option, json_option, quiet_option, score_arguments, score_options
+from hf_geosharp.cli.options import Command, debug_option, json_option, quiet_option, score_arguments, score_options
 
 if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison
@@ -33,7 +33,7 @@ def _one_process(function: F) -> F:
     return result
 
 
-@click.command("compare", short_help="Rank models, or the checkpoints of a run, on the same batches.")
+@click.command("compare", cls=Command, short_help="Rank models, or the checkpoints of a run, on the same batches.")
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True, shell_complete=complete.models)
 @click.option(
     "--rank-by",

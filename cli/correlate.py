@@ -9,10 +9,10 @@ import click
 
 from hf_geosharp.cli import complete, files, libraries, output
 from hf_geosharp.cli.errors import is_debug
-from hf_geosharp.cli.options import debug_option, json_option
+from hf_geosharp.cli.options import Command, debug_option, json_option
 
 
-@click.command("correlate", short_help="Correlate scores with a target over models.")
+@click.command("correlate", cls=Command, short_help="Correlate scores with a target over models.")
 @click.argument("results", metavar="RESULTS...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option(
     "--target",

@@ -10,10 +10,11 @@ import click
 
 from hf_geosharp import demos
 from hf_geosharp.cli.errors import say
-from hf_geosharp.cli.options import debug_option
+from hf_geosharp.cli.options import Command, debug_option
+from hf_geosharp.paths import path_of
 
 
-@click.command("demo", short_help="List the shipped demos, or copy one.")
+@click.command("demo", cls=Command, short_help="List the shipped demos, or copy one.")
 @click.argument("name", required=False)
 @click.option(
     "--output",
@@ -30,7 +31,7 @@ def command(name: str | None, output: Path | None) -> None:
         _list()
         return
     source = demos.path(name)
-    copy = demos.copy(name, output or Path(source.name))
+    copy = demos.copy(name, Path(source.name) if output is None else path_of(output))
     click.echo(copy)
     if demos.is_model(name):
         # What looks like no path might be an id of the Hub.

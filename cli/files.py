@@ -10,6 +10,7 @@ import click
 
 from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError, UsageError
+from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.journal import RESULT
 
 _Name = str | os.PathLike[str]
@@ -23,9 +24,9 @@ def check_apart(*given: tuple[str, _Name | None]) -> None:
     """
     seen: dict[Path, str] = {}
     for option, name in given:
-        if name is None or Path(name) == Path("-") or atomic.is_special(name):
+        if name is None or Path(name) == Path("-") or atomic.is_special(path_of(name)):
             continue
-        other = seen.setdefault(atomic.destination(name), option)
+        other = seen.setdefault(atomic.destination(path_of(name)), option)
         if other != option:
             raise UsageError(f"{other} and {option} would both write {name}; choose another file for one of them")
 
@@ -36,7 +37,7 @@ class Target:
     def __init__(self, option: str, path: Path | None) -> None:
         self._option = option
         self.is_wanted, self.is_stdout = path is not None, path == Path("-")
-        self._path = None if path is None or self.is_stdout else atomic.destination(path)
+        self._path = None if path is None or self.is_stdout else atomic.destination(path_of(path))
 
     def check(self, inputs: Iterable[_Name | None] = (), results: Iterable[_Name] = ()) -> None:
         """Fail now rather than after the work.

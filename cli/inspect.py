@@ -12,6 +12,7 @@ import click
 from hf_geosharp.cli import files, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
+    Command,
     debug_option,
     inspect_arguments,
     inspect_options,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from hf_geosharp.inspection import Inspection
 
 
-@click.command("inspect", short_help="Show the symmetries of a model and the health of its heads.")
+@click.command("inspect", cls=Command, short_help="Show the symmetries of a model and the health of its heads.")
 @model_argument
 @inspect_options
 @click.option(

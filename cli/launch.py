@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hf_geosharp.cli import options
 from hf_geosharp.cli.errors import INTERRUPTED, is_debug, report, say
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _LAUNCHED = "HF_GEOSHARP_PROCESSES"
 _FAILURE = 1
 
 
-class Command(click.Command):
+class Command(options.Command):
     """Remembers its arguments as they were given, to start itself again with them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

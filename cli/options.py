@@ -87,6 +87,23 @@ def label_map(value: str) -> dict[str, int | str]:
     return mapping
 
 
+class Command(click.Command):
+    """Refuses empty values: what was to be in a variable of the shell that is not set.
+
+    To Python an empty name of a file is the folder that one is in, so that something there would be read or written.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Look at the values as they are given, then parse."""
+        if not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(list(args))
+            for parameter in self.get_params(ctx):
+                value = given.get(str(parameter.name))
+                if value == "" or (isinstance(value, (list, tuple)) and "" in value):
+                    raise click.BadParameter("it is empty", ctx, parameter)
+        return super().parse_args(ctx, args)
+
+
 def _together(*options: Decorator[Any]) -> Decorator[Any]:
     """One decorator that adds several options, listed by ``--help`` in the order given."""
 

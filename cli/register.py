@@ -6,13 +6,13 @@ import click
 
 from hf_geosharp import registration
 from hf_geosharp.cli.errors import say
-from hf_geosharp.cli.options import debug_option, quiet_option
+from hf_geosharp.cli.options import Command, debug_option, quiet_option
 
 _CALL = f'evaluate.load("{registration.METRIC}")'
 _COMMAND = "hf geosharp"
 
 
-@click.command("register", short_help='Make evaluate.load("geodesic_sharpness") or `hf geosharp` work.')
+@click.command("register", cls=Command, short_help='Make evaluate.load("geodesic_sharpness") or `hf geosharp` work.')
 @click.option("--check", is_flag=True, help="Only report whether it works: exit code 0 if it does, 1 if not.")
 @click.option("--unregister", is_flag=True, help="Remove what was written.")
 @click.option(

@@ -10,13 +10,14 @@ import click
 
 from hf_geosharp.cli import complete, files, libraries
 from hf_geosharp.cli.errors import is_debug, say
-from hf_geosharp.cli.options import debug_option, quiet_option
+from hf_geosharp.cli.options import Command, debug_option, quiet_option
+from hf_geosharp.paths import path_of
 
 if TYPE_CHECKING:
     from hf_geosharp.comparable import Named
 
 
-@click.command("report", short_help="Write results as one page for a browser, and their pictures.")
+@click.command("report", cls=Command, short_help="Write results as one page for a browser, and their pictures.")
 @click.argument("results", metavar="RESULT.json|DIR...", nargs=-1, required=True, shell_complete=complete.files)
 @click.option(
     "-o",
@@ -66,7 +67,7 @@ def command(
     if plots is not None:
         from hf_geosharp.report.files import save_pictures
 
-        wrote.append(f"{len(save_pictures(items, plots))} pictures in {plots}")
+        wrote.append(f"{len(save_pictures(items, path_of(plots)))} pictures in {plots}")
     if wrote and not quiet:
         say(f"Wrote {' and '.join(wrote)}.")
 

@@ -31,7 +31,7 @@ from hf_geosharp.comparable import (
 from hf_geosharp.demos import PREFIX
 from hf_geosharp.errors import DataError, ModelError, UsageError, warn
 from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
-from hf_geosharp.paths import names_of
+from hf_geosharp.paths import names_of, path_of
 from hf_geosharp.record import Record
 from hf_geosharp.sharpness.journal import differences
 from hf_geosharp.sharpness.result import mean_with_error
@@ -357,7 +357,7 @@ def compare_pretrained(
         try:
             if member.source in broken:
                 raise broken[member.source]
-            place = None if output is None else Path(output) / folder
+            place = None if output is None else path_of(output) / folder
             update = _overall(progress, number, len(members))
             taken.append(_score(member, place, token, update, [*results, *taken], force, options))
         except ModelError as error:

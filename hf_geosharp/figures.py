@@ -7,11 +7,11 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import atomic
 from hf_geosharp.errors import GeosharpError, UsageError
+from hf_geosharp.paths import path_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,7 +70,7 @@ def check(path: str | os.PathLike[str]) -> None:
         UsageError: the file's ending is none of :data:`ENDINGS`.
         GeosharpError: no folder, no permission, or no matplotlib.
     """
-    target = Path(path)
+    target = path_of(path)
     if target.suffix.lower() not in ENDINGS:
         raise UsageError(f"{target} ends in none of {', '.join(ENDINGS)}: its ending decides the kind of picture")
     if not target.parent.is_dir():
@@ -87,12 +87,13 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> None:
         UsageError, GeosharpError: as :func:`check`, or the file system refused.
     """
     check(path)
-    ending = Path(path).suffix.lower()
+    target = path_of(path)
+    ending = target.suffix.lower()
     picture = io.BytesIO()
     try:
         with style():
             figure.savefig(picture, format=ending[1:], metadata=ENDINGS[ending])
-        atomic.put(atomic.destination(path), picture.getvalue())
+        atomic.put(atomic.destination(target), picture.getvalue())
     except OSError as error:
         raise GeosharpError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -38,8 +38,11 @@ def path_of(name: str | os.PathLike[str]) -> Path:
     """The path that a name means, with the home of a user in the place of ``~``.
 
     Raises:
-        UsageError: no file can be called so: the user has no home here, or the name is too long.
+        UsageError: no file can be called so: it is empty, the user has no home here, or the name is too long.
     """
+    if not os.fspath(name):
+        # To Python it is the folder that one is in, but mostly it was to come from a variable that is not set.
+        raise UsageError("the name of a file, a folder or a model is empty; for the folder that you are in write .")
     path = Path(name)
     try:
         path = path.expanduser()

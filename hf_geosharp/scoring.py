@@ -12,7 +12,7 @@ from hf_geosharp import demos
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
-from hf_geosharp.paths import name_of
+from hf_geosharp.paths import name_of, path_of
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
@@ -140,6 +140,7 @@ def score(
         raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
     # Wrappers that run a model would get between the ranks, round, or hide what it is.
     model = unwrap(model)
+    output = None if output is None else path_of(output)
     device = next((p.device.type for p in model.parameters()), "cpu")
     world = world or World.find(device, timeout)
     with world.together(), as_written(model):
@@ -253,6 +254,7 @@ def score_pretrained(
     Raises:
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
+    output = None if output is None else path_of(output)
     world = world or World.find(device, timeout)
     with world.together():
         settings = Settings(

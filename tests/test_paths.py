@@ -22,6 +22,7 @@ def test_home_is_put_in_and_other_names_stay(tmp_path: Path, monkeypatch: pytest
     [
         ("~nobody-of-this-name/x", "no home of that user here"),
         (300 * "a", "a{60}... is too long"),
+        ("", "is empty; for the folder that you are in write ."),
     ],
 )
 def test_names_that_no_file_can_have_are_told(name: str, match: str) -> None:

@@ -117,6 +117,19 @@ def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused()
         score_pretrained(loaded, data=[{}], split="test")
 
 
+def test_names_of_files_that_are_empty_or_have_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    quick: dict[str, Any] = {"samples": 32, "batch_size": 32, "steps": 1}
+    scored("demo:digits-vit", output="~/run", **quick)
+    assert (tmp_path / "home" / "run" / "result.json").is_file()
+    for empty in ("output", "data"):
+        with pytest.raises(UsageError, match="is empty"):
+            scored("demo:digits-vit", **{empty: ""}, **quick)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
     folder = shutil.copytree(demos.path("digits-vit"), tmp_path / "model")

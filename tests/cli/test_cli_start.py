@@ -6,8 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
+
+from hf_geosharp.cli import main
 
 HEAVY = ("torch", "transformers", "datasets", "evaluate", "accelerate", "huggingface_hub", "numpy", "rich")
 COMMANDS = ("score", "inspect", "compare", "correlate", "card", "demo", "register", "report")
@@ -77,3 +82,20 @@ def test_completion_of_commands_and_values() -> None:
     assert done.stdout.split() == ["plain,score"]
     done = start(_HF_GEOSHARP_COMPLETE="bash_complete", COMP_WORDS="hf-geosharp score --metric m", COMP_CWORD="3")
     assert done.stdout.split() == ["plain,mix"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_value_is_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the shell that is not set: to Python an empty name is the folder that one is in."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("# Mine\n")
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
+    valued = [p for p in found.params if not (isinstance(p, click.Option) and p.is_flag)]
+    for parameter in valued:
+        given = [""] if isinstance(parameter, click.Argument) else ["x", parameter.opts[-1], ""]
+        done = CliRunner().invoke(main, [command, *given])
+        assert (done.exit_code, "it is empty" in done.stderr) == (2, True), (parameter.name, done.stderr)
+    assert valued or command == "register"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text() == "# Mine\n"

@@ -59,6 +59,19 @@ def test_every_picture_as_png_and_svg(run: Run, tmp_path: Path) -> None:
     assert "Sharpness by radius, me/one" in (folder / "curve.svg").read_text(encoding="utf-8")
 
 
+def test_outputs_have_a_home_too(run: Run, one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell puts it in for ``--plots ~/x``, not for ``--plots=~/x``."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = run("report", one, "--output=~/page.html", "--plots=~/pictures")
+    assert done.exit_code == 0, done.stderr
+    assert run("demo", "vader-bert", "--output=~/demo").exit_code == 0
+    assert {entry.name for entry in (tmp_path / "home").iterdir()} == {"page.html", "pictures", "demo"}
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 def test_a_folder_of_several_results(run: Run, tmp_path: Path) -> None:
     # As compare writes them, and as score --json does, with something else beside them.
     folder = tmp_path / "scores"
