@@ -37,7 +37,16 @@ def test_the_card_is_read(bert_folder):
         assert load(bert_folder).card == {}
 
 
-@pytest.mark.parametrize(("options", "culprit"), [({"dtype": "bfloat16"}, "bfloat16"), ({"device": "tpu9"}, "tpu9")])
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"device": "tpu9"}, "tpu9"),
+        # torch knows these names: of a backend that it was built without, and of one that computes nothing.
+        ({"device": "hpu"}, "on device 'hpu' here"),
+        ({"device": "meta"}, "on device 'meta' here"),
+    ],
+)
 def test_wrong_arguments(bert_folder, options, culprit):
     with pytest.raises(UsageError, match=culprit):
         load(bert_folder, **options)
