@@ -30,13 +30,13 @@ def set_random_states(states: States) -> None:
     np.random.set_state(states[3])
 
 
-def same_random_numbers() -> None:
+def same_random_numbers(seed: int = 0) -> None:
     """Begins the same sequence anew, whoever calls and whatever was drawn before."""
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(0)
-    random.seed(0)
-    np.random.seed(0)
+        torch.cuda.manual_seed_all(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 @contextmanager

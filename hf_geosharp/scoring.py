@@ -101,6 +101,7 @@ def score(
         starts: searches in each ball, from points far apart; the highest result counts. The cost grows with their
             number; they find more where the loss has several peaks in the ball.
         samples, batch_size, seed: choose the samples; each batch has its own ball, and the score is the mean over them.
+            What a loader that shuffles, or a transform, draws is the same each time, and moves no generator on.
         average: mean over Gaussian horizontal perturbations instead of the worst case.
         baselines: other metrics at the same radius: "adaptive" and "euclidean".
         loss: (outputs, batch) -> losses of the samples, or their mean; the model's own loss if None.

@@ -18,6 +18,7 @@ from hf_geosharp.tasks.labels import label_rule, predicts_numbers
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
 from hf_geosharp.tasks.validate import check_batches
+from hf_geosharp.untouched import untouched
 
 if TYPE_CHECKING:
     import datasets
@@ -123,7 +124,8 @@ def batches_from(
         samples: How many rows to use. Of a DataLoader or an iterator whole batches are taken until there are as many; a
             list is used whole.
         batch_size: Rows a batch (data sets only).
-        seed: Chooses the rows and draws masks (data sets only).
+        seed: Chooses the rows and draws masks; what a loader or a transform draws, too, where they have no
+            generator of their own. Afterwards all generators are as before.
         processor: A tokenizer or image processor.
         task: The task or its name; None tells it from the model's class.
         columns: The columns to read (raw data sets only).
@@ -138,42 +140,44 @@ def batches_from(
         DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
     """
     _check_sizes(samples, batch_size)
-    if max_length is not None and not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
-        raise UsageError(
-            "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
-        )
-    if not _is_dataset(data):
-        batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
-        batches = _checked(batches, model, task, with_labels)
-        return batches, identity | _label_kind(model, batches, task)
-    if len(data) == 0:
-        raise DataError("The data set is empty.")
-    if _encoded_key(_columns(data), model) is None:
-        if _transform(data) is not None:
+    # A loader draws at least the seed of its workers, and a transform may draw whenever a row is read.
+    with untouched(data, seed=seed):
+        if max_length is not None and not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
             raise UsageError(
-                f"The data set has a transform, whose rows have {_columns(data)}: none of them is an input of a "
-                f"{type(model).__name__}. Encode in the transform, or take it off (dataset.with_format(None))."
+                "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
             )
-        loaded = _described(model, processor, task)
-        batches, identity = make_batches(
-            data,
-            loaded,
-            samples=samples,
-            batch_size=batch_size,
-            seed=seed,
-            columns=columns,
-            label_map=label_map,
-            mlm_probability=mlm_probability,
-            max_length=max_length,
-            with_labels=with_labels,
-            floating=floating,
-        )
-    else:
-        wanted = floating or model_dtype(model)
-        batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed, wanted)
-        batches = _checked(batches, model, task, with_labels)
-        identity |= _label_kind(model, batches, task)
-    return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
+        if not _is_dataset(data):
+            batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
+            batches = _checked(batches, model, task, with_labels)
+            return batches, identity | _label_kind(model, batches, task)
+        if len(data) == 0:
+            raise DataError("The data set is empty.")
+        if _encoded_key(_columns(data), model) is None:
+            if _transform(data) is not None:
+                raise UsageError(
+                    f"The data set has a transform, whose rows have {_columns(data)}: none of them is an input of a "
+                    f"{type(model).__name__}. Encode in the transform, or take it off (dataset.with_format(None))."
+                )
+            loaded = _described(model, processor, task)
+            batches, identity = make_batches(
+                data,
+                loaded,
+                samples=samples,
+                batch_size=batch_size,
+                seed=seed,
+                columns=columns,
+                label_map=label_map,
+                mlm_probability=mlm_probability,
+                max_length=max_length,
+                with_labels=with_labels,
+                floating=floating,
+            )
+        else:
+            wanted = floating or model_dtype(model)
+            batches, identity = _encoded_batches(data, model, processor, samples, batch_size, seed, wanted)
+            batches = _checked(batches, model, task, with_labels)
+            identity |= _label_kind(model, batches, task)
+        return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
 
 
 def learns_numbers(model: Any, batches: Sequence[Batch], task: Task | str | None = None) -> bool:

@@ -25,7 +25,7 @@ from hf_geosharp.trainer.data import Choice, find_source, is_rows
 from hf_geosharp.trainer.measure import Loss, Measurement, NamedLoss, function_of, other_loss
 from hf_geosharp.trainer.ranks import all_agree, alone, first_of_all, of_the_first, together
 from hf_geosharp.trainer.subject import fingerprint, refuse
-from hf_geosharp.trainer.untouched import untouched
+from hf_geosharp.untouched import untouched
 from hf_geosharp.wrappers import unwrap
 
 logger = logging.getLogger(__name__)

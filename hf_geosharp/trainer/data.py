@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from hf_geosharp.errors import DataError, UsageError, warn
 from hf_geosharp.symmetry.inputs.calls import without_adapter
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
-from hf_geosharp.trainer.untouched import untouched
+from hf_geosharp.untouched import untouched
 from hf_geosharp.wrappers import unwrap
 
 Collate = Callable[[list[Any]], Mapping[str, Any]]

@@ -8,7 +8,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from transformers import AutoModelForCausalLM
 
 from benchmarks import tiny
@@ -198,6 +198,81 @@ def test_loaders_and_lists(model):
     batches, identity = batches_from([batch(), batch(labels=torch.tensor([0, 0, 0, 0]))], model, samples=1)
     assert identity["batches"] == 2
     assert batches[0]["input_ids"].dtype == torch.int64
+
+
+class Jittered(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Rows that are augmented as they are read."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return {**self.rows[index], "input_ids": torch.randint(10, (3,))}
+
+
+@pytest.mark.parametrize("kind", ["plain", "shuffle", "generator", "sampler", "augmented", "transform"])
+def test_what_the_data_draw_is_the_same_each_time_and_moves_nothing_on(model, kind):
+    """A second score of the same loader would else be of other rows, and training go on with other numbers."""
+    plain = {"input_ids": [[1, 2, i] for i in range(10)], "label": [0, 1] * 5}
+    rows = datasets.Dataset.from_dict(plain).with_format("torch")
+    own = torch.Generator().manual_seed(3)
+
+    def jitter(columns):
+        return {**columns, "input_ids": [[int(np.random.randint(10)), *ids[1:]] for ids in columns["input_ids"]]}
+
+    data = {
+        "shuffle": lambda: DataLoader(rows, batch_size=4, shuffle=True),
+        "generator": lambda: DataLoader(rows, batch_size=4, shuffle=True, generator=own),
+        "sampler": lambda: DataLoader(rows, batch_size=4, sampler=RandomSampler(rows, generator=own)),
+        "plain": lambda: DataLoader(rows, batch_size=4),
+        "augmented": lambda: DataLoader(Jittered(rows), batch_size=4),
+        "transform": lambda: datasets.Dataset.from_dict(plain).with_transform(jitter),
+    }[kind]()
+
+    def states():
+        return [torch.get_rng_state(), own.get_state(), torch.tensor(np.random.get_state()[1].astype(np.int64))]
+
+    before = states()
+    first, second, other = (batches_from(data, model, batch_size=4, seed=seed)[0] for seed in (1, 1, 2))
+    assert all(map(torch.equal, before, states()))
+
+    def same(a, b):
+        return all(torch.equal(x[key], y[key]) for x, y in zip(a, b, strict=True) for key in x)
+
+    assert same(first, second)
+    assert same(first, other) == (kind in ("plain", "generator", "sampler"))
+
+
+def test_an_accelerated_loop_steps_as_without_a_score_in_it(model):
+    """A loader that is left before its end stays the one that accelerate accumulates gradients by."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    rows = [{"input_ids": torch.tensor([1, 2, i]), "labels": torch.tensor(i % 2)} for i in range(14)]
+
+    def steps(samples):
+        accelerator = Accelerator(gradient_accumulation_steps=3, cpu=True)
+        torch.manual_seed(1)
+        loader = accelerator.prepare(DataLoader(rows, batch_size=2, shuffle=True))
+        seen = []
+        for _ in range(2):
+            for i, batch in enumerate(loader):
+                if samples and i in (1, 4):
+                    batches_from(loader, model, samples=samples)
+                with accelerator.accumulate(model):
+                    seen.append((accelerator.sync_gradients, batch["input_ids"][:, 2].tolist()))
+        return seen
+
+    try:
+        alone = steps(0)
+        assert [synced for synced, _ in alone[:7]] == [False, False, True, False, False, True, True]
+        assert steps(4) == steps(14) == alone
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 def test_a_transform_of_a_data_set_is_applied(vit_folder):

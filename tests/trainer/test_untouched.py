@@ -15,7 +15,7 @@ from torch import nn
 from transformers import DataCollatorForLanguageModeling, TrainerCallback
 
 from hf_geosharp import GeodesicSharpnessCallback
-from hf_geosharp.trainer.untouched import untouched
+from hf_geosharp.untouched import untouched
 from tests.trainer.tiny import QUICK, VOCABULARY, bert, dataset, rows, trainer
 
 

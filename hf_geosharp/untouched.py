@@ -1,8 +1,9 @@
-"""What training must not notice: every source of random numbers is left as it was found."""
+"""What the user's own code must not notice: sources of random numbers, and loaders, are left as they were found."""
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
+
+from hf_geosharp.randomness import same_random_numbers
 
 _ACCELERATORS = ("cuda", "xpu", "npu", "mps")
 _DEPTH = 3
@@ -19,20 +23,26 @@ _DEPTH = 3
 def untouched(*owners: Any, seed: int | None = None) -> Iterator[None]:
     """Random states of python, numpy and torch, and those that the owners keep for themselves, come back on leaving.
 
+    So does what accelerate knows of loaders that are being read: one that is left before its end stays the one that its
+    steps of gradient accumulation go by.
+
     Args:
-        owners: data sets and collators: generators among their attributes (a collator that masks with a seed of its
-            own has one, or makes one on its first call) are restored too.
+        owners: data sets, loaders and collators: generators among their attributes (a collator that masks with a seed
+            of its own has one, or makes one on its first call) are restored too, and all attributes of a loader.
         seed: seeds everything global meanwhile.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state(), _accelerator_states()
     kept = [entry for owner in owners for entry in _kept(owner)]
+    noted = [(vars(owner), dict(vars(owner))) for owner in owners if isinstance(owner, DataLoader)]
+    noted += _gradient_state()
     try:
         if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.manual_seed(seed)
+            same_random_numbers(seed)
         yield
     finally:
+        for now, before in noted:
+            now.clear()
+            now.update(before)
         for attributes, unset, generators in kept:
             attributes.update({name: None for name in unset if _state(attributes.get(name)) is not None})
             for generator, state in generators:
@@ -42,6 +52,15 @@ def untouched(*owners: Any, seed: int | None = None) -> Iterator[None]:
         torch.set_rng_state(states[2])
         for backend, state in states[3]:
             _set_accelerator_state(backend, state)
+
+
+def _gradient_state() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What all of accelerate shares about loaders and accumulation, and what it is now; nothing if it is not in use."""
+    module = sys.modules.get("accelerate.state")
+    if module is None:
+        return []
+    shared = module.GradientState._shared_state
+    return [(shared, {name: list(value) if isinstance(value, list) else value for name, value in shared.items()})]
 
 
 def _accelerator_states() -> list[tuple[Any, Any]]:
