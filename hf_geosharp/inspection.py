@@ -22,6 +22,7 @@ from hf_geosharp.example_batches import Batch, advice, fitted, runnable, stored_
 from hf_geosharp.paths import name_of
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import borrow, check
+from hf_geosharp.sharpness.settings import whole
 from hf_geosharp.site_report import SiteReport, Totals, site_report, totals_of
 from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.find import PRESETS, SMALL, find_symmetries
@@ -208,6 +209,7 @@ def inspect_pretrained(
     if model_id.startswith(demos.PREFIX):
         name, twin = demos.base_name(model_id)
         place = str(demos.path(name))
+    seed = whole("seed", seed)
     wanted.tell("load")
     network = load_network(
         place, task=task, random_init=random_init, seed=seed, revision=revision, token=token,

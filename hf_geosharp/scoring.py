@@ -18,7 +18,7 @@ from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings, radii_of, several
+from hf_geosharp.sharpness.settings import Settings, radii_of, several, whole
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
@@ -141,7 +141,7 @@ def score(
         raise UsageError(f"loss is {loss!r:.60}; it is a function of outputs and batch")
     # Wrappers that run a model would get between the ranks, round, or hide what it is.
     model = unwrap(model)
-    output = None if output is None else path_of(output)
+    output = None if output is None else path_of(name_of(output, "output", "name a folder"))
     device = next((p.device.type for p in model.parameters()), "cpu")
     world = world or World.find(device, timeout)
     with world.together(), as_written(model):
@@ -255,7 +255,7 @@ def score_pretrained(
     Raises:
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
-    output = None if output is None else path_of(output)
+    output = None if output is None else path_of(name_of(output, "output", "name a folder"))
     world = world or World.find(device, timeout)
     with world.together():
         settings = Settings(
@@ -354,7 +354,7 @@ def make_twin(model: nn.Module, *, seed: int = TWIN_SEED, condition: float = TWI
     from hf_geosharp.symmetry.find import find_symmetries
 
     found = find_symmetries(model)
-    found.apply(model, found.random_element(model, seed, condition))
+    found.apply(model, found.random_element(model, whole("seed", seed), condition))
 
 
 def versions() -> dict[str, str]:

@@ -73,6 +73,7 @@ MODEL = torch.nn.Linear(2, 2)
         (lambda: hf_geosharp.correlate([result_of("a", [1.0])], {}), "the results have no names: read_results"),
         (lambda: hf_geosharp.correlate(many(a=[1.0]), [1.0]), "the target is a list; it is a mapping"),
         (lambda: hf_geosharp.score(MODEL, [], seed=None), "seed is None; it is a whole number"),
+        (lambda: hf_geosharp.score(MODEL, [], output=3), "output is of type int, not a name or a path; name a folder"),
         (lambda: hf_geosharp.score(MODEL, [], damping="much"), "damping is 'much'; it is a number"),
         (lambda: hf_geosharp.score_pretrained("demo:vader-bert", label_map="x"), "label_map is 'x'; it is a mapping"),
     ],

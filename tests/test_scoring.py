@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -117,6 +120,18 @@ def test_options_that_a_loaded_model_or_data_in_memory_cannot_heed_are_refused()
         score_pretrained(loaded, data=[{}], split="test")
 
 
+def test_numbers_of_rows_and_seeds_may_be_those_of_numpy() -> None:
+    """As for the other settings (tests/sharpness/test_bad_input.py); data in memory take the same way."""
+    options = {"samples": np.int64(64), "batch_size": np.int64(32), "seed": np.int64(1)}
+    result = scored("demo:digits-vit", steps=1, **options)
+    assert SharpnessResult.from_dict(json.loads(result.to_json())) == result
+    inspected = inspect_pretrained("demo:digits-vit", random_init=True, seed=np.int64(1), device="cpu")
+    assert json.loads(inspected.to_json())["model"]["seed"] == 1
+    assert result == replace(
+        scored("demo:digits-vit", steps=1, samples=64, batch_size=32, seed=1), seconds=result.seconds
+    )
+
+
 def test_names_of_files_that_are_empty_or_have_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "here").mkdir()
@@ -124,8 +139,8 @@ def test_names_of_files_that_are_empty_or_have_a_home(tmp_path: Path, monkeypatc
     quick: dict[str, Any] = {"samples": 32, "batch_size": 32, "steps": 1}
     scored("demo:digits-vit", output="~/run", **quick)
     assert (tmp_path / "home" / "run" / "result.json").is_file()
-    for empty in ("output", "data"):
-        with pytest.raises(UsageError, match="is empty"):
+    for empty, says in (("output", "output is an empty name"), ("data", "is empty; for the folder")):
+        with pytest.raises(UsageError, match=says):
             scored("demo:digits-vit", **{empty: ""}, **quick)
     assert list((tmp_path / "here").iterdir()) == []
 

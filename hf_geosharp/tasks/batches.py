@@ -77,7 +77,7 @@ def make_batches(
         ModelError: The model comes without the processor that the data need, or its loss is not about the labels that
             are made from texts.
     """
-    _check_sizes(samples, batch_size)
+    samples, batch_size, seed = _numbers(samples, batch_size, seed)
     encoder, dataset = _encoder(
         dataset, loaded, seed, Columns.of(columns), label_map, mlm_probability, max_length, with_labels
     )
@@ -139,7 +139,7 @@ def batches_from(
         UsageError: Data of another kind, or raw columns without processor or task.
         DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
     """
-    _check_sizes(samples, batch_size)
+    samples, batch_size, seed = _numbers(samples, batch_size, seed)
     # A loader draws at least the seed of its workers, and a transform may draw whenever a row is read.
     with untouched(data, seed=seed):
         if max_length is not None and not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
@@ -205,13 +205,14 @@ def _find(model: Any, task: Task | str | None) -> Task | None:
     return find_task(task) if isinstance(task, str) else task or task_of_model(model)
 
 
-def _check_sizes(samples: int, batch_size: int) -> None:
+def _numbers(samples: int, batch_size: int, seed: int) -> tuple[int, int, int]:
+    """As numbers of Python, which generators and JSON take; NumPy's they do not."""
     from hf_geosharp.sharpness.settings import whole
 
-    for name, value in (("samples", samples), ("batch_size", batch_size)):
-        whole(name, value)
+    samples, batch_size, seed = whole("samples", samples), whole("batch_size", batch_size), whole("seed", seed)
     if batch_size < 1 or samples < 1:
         raise UsageError(f"samples is {samples} and batch_size is {batch_size}; both must be at least 1.")
+    return samples, batch_size, seed
 
 
 def _encoder(

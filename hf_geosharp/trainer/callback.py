@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -392,8 +393,8 @@ def _reference(thing: Any) -> Callable[[], Any]:
 def _checked_every(every: Any) -> Every:
     if every in ("evaluate", "epoch"):
         return every
-    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return every
+    if hasattr(every, "__index__") and not isinstance(every, bool) and operator.index(every) >= 1:
+        return operator.index(every)
     raise UsageError(f"every is {every!r}; it is 'evaluate', 'epoch' or a number of steps")
 
 

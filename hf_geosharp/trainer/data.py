@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from hf_geosharp.errors import DataError, UsageError, warn
+from hf_geosharp.sharpness.settings import whole
 from hf_geosharp.symmetry.inputs.calls import without_adapter
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
 from hf_geosharp.untouched import untouched
@@ -43,6 +44,8 @@ class Choice:
     seed: int
 
     def __post_init__(self) -> None:
+        for name in ("samples", "batch_size", "seed"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
         if self.samples < 1 or self.batch_size < 1:
             raise UsageError(f"samples is {self.samples} and batch_size {self.batch_size}; both must be at least 1")
 

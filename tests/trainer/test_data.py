@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -69,6 +71,15 @@ class IgnoresNumbers(Trainer):
     def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
         inputs.pop("number", None)
         return super().compute_loss(model, inputs, **kwargs)
+
+
+def test_numbers_may_be_those_of_numpy(tmp_path: Path) -> None:
+    trained = trainer(tmp_path, num_train_epochs=1)
+    numbers = {"samples": np.int64(8), "batch_size": np.int64(4), "seed": np.int64(1), "every": np.int64(3)}
+    callback = GeodesicSharpnessCallback(**{**QUICK, **numbers}).attach(trained)
+    trained.train()
+    assert [step for step, _ in callback.results] == [3, 6]
+    assert json.loads(callback.results[0][1].to_json())["data"]["batch_size"] == 4
 
 
 def test_batches_given_are_used_as_they_are(tmp_path: Path) -> None:
