@@ -19,7 +19,7 @@ import evaluate
 import numpy as np
 
 from hf_geosharp.errors import DataError, ModelError, UsageError
-from hf_geosharp.paths import path_of
+from hf_geosharp.paths import name_of, path_of
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import SharpnessResult
@@ -318,7 +318,7 @@ def _spelled(options: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError("Give model_id, or model; not both.")
         spelled["model_id"] = spelled.pop("model")
     if "model_id" in spelled:
-        spelled["model_id"] = os.fspath(spelled["model_id"])
+        spelled["model_id"] = name_of(spelled["model_id"], "model_id", "pass a model in memory as model=")
     return spelled
 
 

@@ -17,6 +17,10 @@ _HINT = 'Map them with label_map (--label-map): {"label in the data": "label of 
 _TEXTS = ("string", "large_string")
 
 
+_NO_LABEL = (KeyError, ValueError, TypeError, OverflowError)
+"""What comes of a value that stands for no class and no number; the last of infinity."""
+
+
 @dataclass(frozen=True)
 class LabelRule:
     """How one label column is read.
@@ -96,7 +100,7 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
         raise DataError(f"The label {value!r} ({where}) is not a single label; only one label per sample is supported.")
     try:
         label = rule.convert(value)
-    except (KeyError, ValueError, TypeError) as error:
+    except _NO_LABEL as error:
         if rule.how == "regression":
             raise DataError(
                 f"The label {value!r} ({where}) is not a number, and the model has one output (num_labels = 1): "
@@ -179,7 +183,7 @@ def _by_user_map(
 def _model_class(label: str, target: Any, ids: dict[str, int], classes: int) -> int:
     try:
         number = _by_name_or_number(target, ids)
-    except (KeyError, ValueError, TypeError):
+    except _NO_LABEL:
         number = -1
     if not 0 <= number < classes:
         raise UsageError(

@@ -137,6 +137,8 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         """
         if self._trainer not in (None, trainer):
             raise UsageError("this callback is attached to another trainer; create one for each")
+        if not isinstance(trainer, Trainer):
+            raise UsageError(f"{trainer!r:.60} is no Trainer of transformers, so there is nothing to attach to")
         callbacks = trainer.callback_handler.callbacks
         for other in callbacks:
             if isinstance(other, GeodesicSharpnessCallback) and other is not self and other.name == self.name:

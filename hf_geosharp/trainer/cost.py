@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hf_geosharp.errors import UsageError
+from hf_geosharp.sharpness.settings import fraction
 
 
 class Cost:
     """A clock of the training and of the measurements in it."""
 
     def __init__(self, limit: float | None = None) -> None:
-        if limit is not None and not 0 < limit <= 1:
+        if limit is not None and not 0 < fraction("max_fraction", limit) <= 1:
             raise UsageError(f"max_fraction is {limit}; it lies between 0 and 1")
         self.limit = limit
         self.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,8 @@ def is_rows(data: Any) -> bool:
     """Whether data are rows to be collated, rather than batches that are ready."""
     import datasets
 
+    if isinstance(data, (str, bytes, os.PathLike)):
+        raise UsageError(f"data is {data!r:.60}, a name: load the data set and pass that")
     if isinstance(data, (Mapping, datasets.DatasetDict)):
         raise UsageError(f"data holds several sets ({', '.join(map(str, data))}); pass one of them")
     if isinstance(data, (IterableDataset, datasets.IterableDataset)):

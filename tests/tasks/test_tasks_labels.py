@@ -66,6 +66,7 @@ def test_a_label_map():
         ([None], Value("int64"), NAMED, r"missing.*row 10"),
         (["meh"], Value("string"), NAMED, r"'meh'.*--label-map"),
         ([0.5], Value("float64"), NAMED, r"0\.5.*row 10"),
+        ([float("inf")], Value("float64"), NAMED, r"inf \(column 'label', row 10\)"),
         ([[0, 1]], Value("int64"), NAMED, r"one label per sample"),
         ([0], ClassLabel(names=["positive", "neutral"]), NAMED, r"positive, neutral.*negative, positive.*--label-map"),
         ([0], ClassLabel(names=["a", "b", "c"]), GENERIC, r"3 classes.*num_labels = 2"),

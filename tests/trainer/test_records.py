@@ -436,12 +436,19 @@ class TestFailures:
         ({"rho": "wide"}, "rho"), ({"rho": -1.0}, "rho"), ({"metric": "flat"}, "metric"),
         ({"loss": "mine"}, "loss"), ({"max_fraction": 0}, "max_fraction"), ({"max_fraction": 2}, "max_fraction"),
         ({"on_error": "cry"}, "on_error"), ({"batch_size": 0}, "batch_size"), ({"steps": 0}, "steps"),
-        ({"data": {"train": []}}, "several sets"), ({"name": "loss"}, "name is 'loss'"), ({"name": ""}, "name is ''"),
+        ({"data": {"train": []}}, "several sets"), ({"data": "train.csv"}, "'train.csv', a name: load"),
+        ({"max_fraction": "5 %"}, "max_fraction is '5 %'; it is a number"),
+        ({"name": "loss"}, "name is 'loss'"), ({"name": ""}, "name is ''"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused_at_once(wrong: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         GeodesicSharpnessCallback(**wrong)
+
+
+def test_it_is_attached_to_a_trainer_alone() -> None:
+    with pytest.raises(UsageError, match="is no Trainer of transformers"):
+        GeodesicSharpnessCallback().attach(bert())
 
 
 @pytest.mark.filterwarnings("ignore::hf_geosharp.errors.GeosharpWarning")
