@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ _SETTINGS = (
 )  # fmt: skip
 # Of the data what does not follow from the model: how a text is cut is its tokenizer's business, and noted.
 _NOT_DATA = ("chosen", "max_length", "max_length_chosen", "labels")
+_LAYOUTS = ("layouts", "layouts_digest")
 _SHOWN = 6
 
 
@@ -190,6 +191,7 @@ def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str
         for item, own in zip(items, each, strict=True)
         for text in differences(*_same_data(own, common), ("here", f"in {usual}"))
     ]
+    found += _other_layouts(items)
     if found and not force:
         listed = "".join(f"\n  {text}" for text in found)
         raise UsageError(
@@ -197,6 +199,17 @@ def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str
             "them with the same settings on the same data, or pass force (--force), which marks every output"
         )
     return found
+
+
+def _other_layouts(items: Sequence[Named]) -> Iterator[str]:
+    """Where models of one class were scored by the symmetries of differing layouts; other classes need their own."""
+    first: dict[Any, Named] = {}
+    for item in items:
+        usual = first.setdefault(item.result.model.get("class"), item)
+        ours, theirs = ({name: held.result.model.get(name) for name in _LAYOUTS} for held in (item, usual))
+        # A digest alone says little, but where the names are the same.
+        found = differences(ours, theirs, ("here", f"in {usual.name}"))[:1]
+        yield from (f"{item.name}: {text}" for text in found)
 
 
 def same_batches(a: SharpnessResult, b: SharpnessResult) -> bool:

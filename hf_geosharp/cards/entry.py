@@ -103,6 +103,9 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
         args["labels"] = "model"
     if result.data.get("loss") is not None:
         args["loss"] = result.data["loss"]
+    if result.model.get("layouts"):
+        named = ", ".join(map(str, result.model["layouts"]))
+        args["layouts"] = " ".join([named, *filter(None, [result.model.get("layouts_digest")])])
     if result.damping:
         args["damping"] = result.damping
     metric = {

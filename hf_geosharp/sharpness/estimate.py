@@ -18,7 +18,7 @@ from hf_geosharp.carried import emptied
 from hf_geosharp.errors import DataError, ModelError, UsageError, first_line
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed, borrow
-from hf_geosharp.sharpness.identity import agree, identity
+from hf_geosharp.sharpness.identity import agree, identity, layouts_recorded
 from hf_geosharp.sharpness.jobs import Ledger
 from hf_geosharp.sharpness.journal import Journal, write_result
 from hf_geosharp.sharpness.memory import checkpointed
@@ -41,7 +41,6 @@ from hf_geosharp.sharpness.runner import Runner, Runs
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import Shards
-from hf_geosharp.symmetry.layouts import registered
 from hf_geosharp.symmetry.verify import Verified
 
 
@@ -110,13 +109,12 @@ def estimate(
             agree(world, header)
         with _ledger(world, output, header, whole) as ledger:
             measured = _measure(borrowed, batches, settings, loss, weight, track, notes, ledger)
-    layouts = [layout.name for layout in (*settings.layouts, *registered())]
     model_record = {
         "dtype": _name(borrowed.dtype),
         **(model_identity or {"class": type(model).__name__}),
         "stored_dtypes": list(borrowed.stored_dtypes),
         **({"compiled": True} if settings.compile else {}),
-        **({"layouts": layouts} if layouts and measured.settings.geometry.paired else {}),
+        **(layouts_recorded(settings) if measured.settings.geometry.paired else {}),
     }
     skipped = measured.runs.skipped
     data_record = {**(data_identity or {}), **({"skipped_batches": skipped} if skipped else {})}

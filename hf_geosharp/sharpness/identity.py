@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -64,6 +66,15 @@ def _described(settings: Settings) -> dict[str, Any]:
     """The layouts that symmetries are found by, if there are any."""
     found = [asdict(layout) for layout in (*settings.layouts, *registered())]
     return {"layouts": found} if found else {}
+
+
+def layouts_recorded(settings: Settings) -> dict[str, Any]:
+    """What a result says of them: their names, and a digest of what they describe, for a name can stay the same."""
+    held = _described(settings).get("layouts")
+    if held is None:
+        return {}
+    digest = hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:12]
+    return {"layouts": [layout["name"] for layout in held], "layouts_digest": digest}
 
 
 def _problem(model: nn.Module, batch: Batch) -> str | None:

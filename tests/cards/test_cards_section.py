@@ -8,7 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from hf_geosharp.cards import card, entry, section
+from hf_geosharp.cards import card, entry, index, section
+from hf_geosharp.cards.document import split
 from hf_geosharp.cards.reproduce import Recipe, recipe
 from hf_geosharp.sharpness.choices import ASCENTS
 from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Profile, Reproducible
@@ -92,6 +93,23 @@ def test_several_starts_are_told_and_taken_again() -> None:
     assert "by at most 20 steps of the secant ascent, from each of 3 starts" in section.render(result, MODEL)
     assert entry.entry(entry.plain(result))["metrics"][0]["args"]["starts"] == 3
     assert "starts" not in entry.entry(entry.plain(make_result()))["metrics"][0]["args"]
+
+
+def test_scores_with_and_without_a_layout_are_two_scores() -> None:
+    model = make_result().model
+    plain, laid, edited = (
+        make_result(),
+        *(
+            make_result(model={**model, "layouts": ["mine"], "layouts_digest": digest})
+            for digest in ("0" * 12, "1" * 12)
+        ),
+    )
+    content = b""
+    for result in (plain, laid, edited, laid):
+        content = card.merge(content, result, MODEL)
+    args = [score["metrics"][0]["args"].get("layouts") for score in index.scores(split(content).yaml)]
+    assert args == [None, "mine 000000000000", "mine 111111111111"]
+    assert b", layouts mine 111111111111" in content
 
 
 @pytest.mark.parametrize(

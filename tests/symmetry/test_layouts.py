@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from benchmarks import tiny
 from hf_geosharp import score
-from hf_geosharp.comparable import Named, notes_on
+from hf_geosharp.comparable import Named, check_comparable, notes_on
 from hf_geosharp.errors import GeosharpWarning, UsageError
+from hf_geosharp.sharpness.identity import layouts_recorded
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries, layouts
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.layouts import Layout, read_layouts, register_layout, unregister_layout
@@ -110,6 +112,8 @@ def test_a_score_takes_layouts(tmp_path: Path) -> None:
     result = score(model, batches, **how, layouts=[layout], output=tmp_path / "with")
     assert "layouts" not in without.model
     assert (result.model["layouts"], result.metric, result.pairs.count) == (["mine"], "inv", 8)
+    with pytest.raises(UsageError, match=r'without: layouts missing here, \["mine"\] in with'):
+        check_comparable([Named("with", result), Named("without", without)])
     found = find_symmetries(model, inputs(), layouts=[layout])
     twin = copy.deepcopy(model)
     found.apply(twin, found.random_element(twin, 1, 10.0))
@@ -135,6 +139,30 @@ def test_a_comparison_tells_of_layouts_that_only_some_were_scored_with() -> None
     ]
     assert any("layouts (--layout) in some of the models alone: b by mine" in note for note in notes_on(items))
     assert not any("layouts" in note for note in notes_on([items[1], items[1]]))
+
+
+def test_scores_of_one_class_with_other_layouts_are_not_comparable() -> None:
+    """They divide out other symmetries; another class may need a layout where this one is traced."""
+
+    def item(name: str, cls: str = "Mine", **own: Any) -> Named:
+        return Named(name, result_of(name, [1.0, 2.0], model={"task": None, "class": cls, **own}))
+
+    plain, laid = item("a"), item("b", layouts=["mine"], layouts_digest="0" * 12)
+    with pytest.raises(UsageError, match=r'b: layouts \["mine"\] here, missing in a'):
+        check_comparable([plain, laid])
+    edited = item("c", layouts=["mine"], layouts_digest="1" * 12)
+    with pytest.raises(UsageError, match="c: layouts_digest 111111111111 here, 000000000000 in b"):
+        check_comparable([laid, edited])
+    assert check_comparable([item("d", "Other"), laid, replace(laid, name="e")]) == []
+    assert len(check_comparable([plain, laid, edited], force=True)) == 2
+
+
+def test_what_a_result_records_of_layouts_depends_on_what_they_describe() -> None:
+    one, other = (Layout("mine", {r: r for r in "qkvo"}, {}, heads=heads) for heads in ((4, 4), (4, 2)))
+    assert layouts_recorded(Settings()) == {}
+    first, second = (layouts_recorded(Settings(layouts=(layout,))) for layout in (one, other))
+    assert first["layouts"] == second["layouts"] == ["mine"]
+    assert first["layouts_digest"] != second["layouts_digest"]
 
 
 def test_what_a_layout_claims_is_not_claimed_again_as_units_that_scale() -> None:
