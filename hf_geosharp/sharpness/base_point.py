@@ -22,6 +22,7 @@ from hf_geosharp.sharpness.ball import Ball
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.objective import Loss
 from hf_geosharp.sharpness.parts import Batch
+from hf_geosharp.sharpness.reproducibility import rounding_in
 from hf_geosharp.symmetry.inputs import call
 from hf_geosharp.symmetry.map import SymmetryMap
 
@@ -37,6 +38,10 @@ the condition of the element that moves the pairs along their orbits."""
 
 FAR = 100.0
 """The condition of that element where the outputs stay as they were computed, so that no rounding grows with it."""
+
+POINTS, SPACING = 7, 1e-7
+"""At how many weights the loss is looked at to see what rounds inside a model in double precision, and how far from one
+another (relative): as far as single precision tells apart, and so near that a loss is smooth."""
 
 MOST_UNFELT = 1 << 24
 """Entries of parameters without a gradient that are tried."""
@@ -233,6 +238,16 @@ class BasePoint:
                 "leaves it as it is. Leave that out of the loss, or use metric 'adaptive' or 'euclidean'"
             )
 
+    def noise(self, index: int) -> float:
+        """What rounding makes of the loss of a batch, measured at weights around the stored ones, on one line."""
+        losses = []
+        for place in range(-(POINTS // 2), POINTS // 2 + 1):
+            self._put_back()
+            self._disturb(0, place * SPACING)
+            losses.append(self._loss(index))
+        self._put_back()
+        return rounding_in(losses)
+
     def _rounding(self, index: int) -> float:
         """How much the loss of a batch changes where the same function is computed from other weights."""
         noise = 0.0
@@ -244,10 +259,16 @@ class BasePoint:
 
     def _move(self, seed: int, condition: float, little: float = 0.0) -> None:
         """Moves the weights by that little (relative), and along the pairs' symmetries."""
+        if little:
+            self._disturb(seed, little)
         pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
         weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
+        with torch.no_grad():
+            pairs.move(weights, pairs.random_element(weights, seed, condition))
+
+    def _disturb(self, seed: int, little: float) -> None:
+        """Moves all weights by that little (relative), in a random direction."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for tensor in weights.values() if little else ():
-                tensor.mul_(1 + little * torch.randn(tensor.shape, generator=generator).to(tensor))
-            pairs.move(weights, pairs.random_element(weights, seed, condition))
+            for leaf in self.borrowed.leaves.values():
+                leaf.tensor.mul_(1 + little * torch.randn(leaf.shape, generator=generator).to(leaf.tensor))

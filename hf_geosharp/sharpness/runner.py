@@ -96,6 +96,7 @@ class Runner:
         self._chart: tuple[str, Chart] | None = None
         self._ranks: list[tuple[Tensor, ...]] = []
         """Of the pairs at the base point, of which every run makes a chart first."""
+        self._noise: float | None = None
         self._run = compiled(borrowed.model) if settings.compile else None
         self._parts: dict[str, dict[str, Selection]] = {}
         """By stage: each has a chart of its own."""
@@ -197,7 +198,7 @@ class Runner:
         asked = {key: worst[key] for key, score in scores.items() if score.value > 0 or score.stopped == "lost"}
         jobs = [Job(REPRODUCIBILITY, outcome.job.batch, part=key) for key, outcome in asked.items()]
         self._resumed(jobs)
-        rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=self.settings.stationary)
+        rounding = self._rounding(runs)
         return {
             outcome.job.part: compared(asked[outcome.job.part], outcome, self.borrowed.dtype, rounding)[first].check
             for outcome in self._outcomes(jobs)
@@ -212,7 +213,7 @@ class Runner:
         jobs += [Job(BASELINE, o.job.batch, metric) for metric in settings.baselines for o in runs.outcomes]
         self._resumed(jobs)
         outcomes = self._outcomes(jobs)
-        rounding = resolution(runs.outcomes, self.borrowed.dtype, stationary=settings.stationary)
+        rounding = self._rounding(runs) if again or settings.average else 0.0
         checks = [
             compared(before, o, self.borrowed.dtype, rounding) for before, o in zip(again, outcomes, strict=False)
         ]
@@ -229,6 +230,20 @@ class Runner:
         if settings.average:
             self.notes += swallowed(runs.outcomes, settings.radii, rounding)
         return found, {metric: mean_with_error(v)[0] for metric, v in values.items()}
+
+    def _rounding(self, runs: Runs) -> float:
+        """A difference of losses that rounding alone makes, as far as it is known.
+
+        A model in double precision may round inside, as norms in single precision do. That is measured, unless the
+        model is sharded.
+        """
+        known = resolution(runs.outcomes, self.borrowed.dtype, stationary=self.settings.stationary)
+        if self.borrowed.dtype != torch.float64 or self.borrowed.shards is not None:
+            return known
+        if self._noise is None:
+            task = partial(self.base_point.noise, runs.outcomes[0].job.batch)
+            (self._noise,) = [task()] if self.track.shared else self.track.world.spread([task])
+        return max(known, self._noise)
 
     def _resumed(self, jobs: Sequence[Job]) -> list[Outcome]:
         """What is done of these; one rank counts it."""

@@ -21,8 +21,9 @@ from hf_geosharp.scoring import make_twin
 from hf_geosharp.sharpness.choices import METRICS
 from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
-from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution
+from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution, rounding_in
 from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
+from tests.families import batch_of, build
 from tests.sharpness.tiny import adapter, bert, bert_batches, gpt2, gpt2_batches
 
 
@@ -558,6 +559,30 @@ def test_an_average_that_rounding_of_the_loss_makes_is_told() -> None:
     lost = [any("average at rho 0.0001 is not a measurement" in w for w in each) for each in told]
     assert lost == [True, False, False]
     assert not any("rho 1 " in w for each in told for w in each)
+
+
+def test_what_rounding_makes_is_seen_in_fourth_differences() -> None:
+    """Nothing of a cubic is left in them, and of errors of one size that size."""
+    errors = 1e-9 * torch.randn(2003, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.linspace(-1e-2, 1e-2, 2003, dtype=torch.float64)
+    cubic = 3 - x + 5 * x**2 - 7 * x**3
+    assert rounding_in(cubic.tolist()) < 1e-15
+    assert rounding_in((cubic + errors).tolist()) == pytest.approx(1e-9, rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5"])
+def test_what_a_model_in_double_precision_rounds_inside_is_seen(family: str) -> None:
+    """T5's norms are in single precision, and its loss is not: -3e-9 was told at 1e-3, where 4.5e-7 at 1e-2 is true.
+
+    The average grows with the square of the radius.
+    """
+    model, batches = build(family), [batch_of(family)]
+    told = score(model, batches, average=True, steps=10, rho=[1e-3, 1e-2]).warnings
+    lost = [any(f"average at rho {rho:g} is not a measurement" in text for text in told) for rho in (1e-3, 1e-2)]
+    assert lost == [family == "t5", False]
+    worst = score(model, batches, rho=1e-8)
+    assert worst.reproducible.ok is (family == "bert")
+    assert any("use a larger radius" in text for text in worst.warnings) is (family == "t5")
 
 
 def test_an_average_is_over_the_same_directions_at_all_radii() -> None:
