@@ -6,11 +6,12 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hf_geosharp.arguments import check, check_kind
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.paths import names_of
 from hf_geosharp.sharpness.journal import RESULT, differences
@@ -44,6 +45,10 @@ class Named:
     run: str = ""
     step: int | None = None
     aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(name=self.name)
+        check_kind("result", self.result, SharpnessResult, "a SharpnessResult, which score returns")
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,21 @@ def unit_of_scores(settings: Mapping[str, Any]) -> str:
     """In what the losses of scores with these :func:`conditions` are told."""
     model = {name: settings[name] for name in ("task",) if name in settings}
     return unit_of({"labels": settings.get("labels"), "loss": settings.get("data", {}).get("loss")}, model)
+
+
+def named_results(given: Any) -> list[Named]:
+    """Results with names, as they are handed to a call.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)) else [given]
+    for item in found:
+        if not isinstance(item, Named):
+            raise UsageError(
+                f"the results have no names: read_results gives them some, or Named(name, result); here is {item!r:.60}"
+            )
+    return found
 
 
 def check_comparable(items: Sequence[Named], *, force: bool = False) -> list[str]:
@@ -317,7 +337,7 @@ def figure(item: Named, name: str) -> Figure:
         losses = {batch.index: batch.base_loss for batch in result.per_batch}
         _, stderr, interval = mean_with_error(list(losses.values()))
         return Figure(result.base_loss, stderr, interval, losses)
-    if name in result.baselines:
+    if isinstance(name, str) and name in result.baselines:
         return Figure(result.baselines[name])
     known = ", ".join((SHARPNESS, BASE_LOSS, *result.baselines))
     more = "" if result.baselines else "; score with baselines (--baselines) to have more"

@@ -14,6 +14,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hf_geosharp.arguments import check, check_kind
 from hf_geosharp.checkpoints import History
 from hf_geosharp.comparable import (
     BASE_LOSS,
@@ -24,6 +25,7 @@ from hf_geosharp.comparable import (
     conditions,
     figure,
     named,
+    named_results,
     notes_on,
     read_results,
     same_batches,
@@ -214,6 +216,11 @@ def compare(
         UsageError: fewer than two; two of one name; other settings or data, with what differs; no such figure.
         DataError: a result with NaN.
     """
+    results = named_results(results)
+    check(force=force)
+    check_kind("runs", runs, (list, tuple), "a list of runs")
+    for run in runs:
+        check_kind("a run", run, Run, "a Run")
     twice = [name for name, count in Counter(item.name for item in results).items() if count > 1]
     if twice:
         raise UsageError(f"{twice[0]} is there twice; name each model once")
@@ -329,6 +336,7 @@ def compare_pretrained(
     from hf_geosharp.scoring import score_pretrained
     from hf_geosharp.sharpness.settings import several
 
+    check(force=force, output=output, revision=revision, token=token, told=told, progress=progress)
     names = names_of(models, "a model", "results in memory are ranked by hf_geosharp.comparison.compare")
     known = [*(score_pretrained.__kwdefaults__ or {}), "revision", "token"]
     if unknown := [name for name in options if name not in known]:

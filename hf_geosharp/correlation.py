@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_geosharp.comparable import SHARPNESS, Named, check_comparable, conditions, figure, notes_on
+from hf_geosharp.arguments import check, whole
+from hf_geosharp.comparable import SHARPNESS, Named, check_comparable, conditions, figure, named_results, notes_on
 from hf_geosharp.errors import DataError, GeosharpError, UsageError
 from hf_geosharp.paths import path_of
 from hf_geosharp.record import Record
@@ -158,8 +159,8 @@ def correlate(
         GeosharpError: SciPy is not installed.
     """
     require()
-    if not all(isinstance(item, Named) for item in results):
-        raise UsageError("the results have no names: read_results gives them some, or Named(name, result)")
+    results = named_results(results)
+    check(force=force, target_name=target_name)
     if not isinstance(target, Mapping):
         raise UsageError(f"the target is a {type(target).__name__}; it is a mapping from models to numbers")
     twice = [name for name, count in Counter(item.name for item in results).items() if count > 1]
@@ -167,7 +168,9 @@ def correlate(
         raise UsageError(f"{twice[0]} is there twice; give each result once")
     if len(results) < FEWEST:
         raise UsageError(f"a correlation needs at least {FEWEST} models, and there are {len(results)}")
-    if resamples < 1:
+    if whole("seed", seed) < 0:
+        raise UsageError(f"seed is {seed}; it is not negative")
+    if whole("resamples", resamples) < 1:
         raise UsageError(f"resamples is {resamples}; at least 1 is needed")
     forced = check_comparable(results, force=force)
     values, unknown = match(results, target, target_name)

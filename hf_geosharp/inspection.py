@@ -11,25 +11,26 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
+from hf_geosharp.arguments import check as check_arguments
+from hf_geosharp.arguments import check_choice, check_kind, whole
 from hf_geosharp.errors import DataError, InputsError, UsageError
 from hf_geosharp.example_batches import Batch, advice, fitted, runnable, stored_batches
 from hf_geosharp.paths import name_of
 from hf_geosharp.scoring import make_twin, versions
 from hf_geosharp.sharpness.borrow import borrow, check
-from hf_geosharp.sharpness.settings import whole
 from hf_geosharp.site_report import SiteReport, Totals, site_report, totals_of
 from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.find import PRESETS, SMALL, find_symmetries
 from hf_geosharp.symmetry.fingerprint import fingerprint, of_batches
 from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
 from hf_geosharp.symmetry.health import health as health_of
-from hf_geosharp.symmetry.layouts import registered
+from hf_geosharp.symmetry.layouts import layouts_of, registered
 from hf_geosharp.symmetry.parameters import leaves, widened
 from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
@@ -97,6 +98,8 @@ class Inspection:
         Raises:
             DataError: another schema, a missing or an unknown key.
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"not an inspection but {data!r:.60}: from_dict takes what to_dict gave")
         if data.get("schema") != SCHEMA:
             raise DataError(f"this inspection has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         try:
@@ -155,11 +158,14 @@ def inspect(
         "id": getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__,
         "class": type(model).__name__,
     }
-    batches = None if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
+    several = isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, Mapping))
+    batches: list[Any] | None = None if inputs is None else list(inputs) if several else [inputs]
+    for batch in batches or ():
+        check_kind("inputs", batch, Mapping, "a batch (a mapping from names to tensors), several of them, or None")
     how = "" if batches is None else f"{_batches(len(batches))} given"
     with as_written(model):
         return _inspect(
-            model, identity, _Wanted(preset, verify, health, tuple(layouts), cached, progress), batches, how
+            model, identity, _Wanted(preset, verify, health, layouts_of(layouts), cached, progress), batches, how
         )
 
 
@@ -203,13 +209,18 @@ def inspect_pretrained(
     Raises:
         GeosharpError: says what is wrong, where, and what to do; its exit code is that of the command line.
     """
-    wanted = _Wanted(preset, verify, health and not random_init, tuple(layouts), cached, progress)
     place = model_id = name_of(model_id, "model_id", "for a model in memory call inspect")
+    check_arguments(
+        random_init=random_init, health=health, data_config=data_config, split=split, revision=revision, token=token,
+        trust_remote_code=trust_remote_code, allow_missing=allow_missing,
+    )  # fmt: skip
+    check_kind("data", data, (str, os.PathLike, type(None)), "the name or path of a data set or of a file of tensors")
+    seed, columns = whole("seed", seed), Columns.of(columns)
+    wanted = _Wanted(preset, verify, health and not random_init, layouts_of(layouts), cached, progress)
     twin = False
     if model_id.startswith(demos.PREFIX):
         name, twin = demos.base_name(model_id)
         place = str(demos.path(name))
-    seed = whole("seed", seed)
     wanted.tell("load")
     network = load_network(
         place, task=task, random_init=random_init, seed=seed, revision=revision, token=token,
@@ -219,7 +230,7 @@ def inspect_pretrained(
         make_twin(network.model)
     batches, how = None, ""
     if data is not None:
-        batches = stored_batches(network, data, data_config, split, Columns.of(columns), token, seed)
+        batches = stored_batches(network, data, data_config, split, columns, token, seed)
         how = f"{_batches(len(batches))} of {os.fspath(data)}"
     notes = []
     if network.unexpected:
@@ -248,8 +259,8 @@ class _Wanted:
     progress: Callable[[str], None] | None
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise UsageError(f"preset is {self.preset!r}; it is one of {', '.join(PRESETS)}")
+        check_arguments(verify=self.verify, health=self.health, cached=self.cached, progress=self.progress)
+        check_choice("preset", self.preset, PRESETS)
 
     def tell(self, stage: str) -> None:
         if self.progress is not None:

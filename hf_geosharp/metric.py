@@ -18,6 +18,7 @@ import datasets
 import evaluate
 import numpy as np
 
+from hf_geosharp.arguments import check
 from hf_geosharp.errors import DataError, ModelError, UsageError
 from hf_geosharp.paths import name_of, path_of
 
@@ -92,6 +93,7 @@ class GeodesicSharpness(evaluate.Metric):  # type: ignore[misc]
     def __init__(self, config_name: str | None = None, **options: Any):
         if sys.flags.optimize > 1:
             raise UsageError("evaluate and transformers read their docstrings, which python -OO drops. Use python -O.")
+        check(config_name=config_name)
         of_evaluate = {name: options.pop(name) for name in _OF_EVALUATE & set(options)}
         if of_evaluate.get("seed") is not None:
             options["seed"] = of_evaluate["seed"]

@@ -31,6 +31,8 @@ class Record:
         Raises:
             DataError: it is of another kind or schema.
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"no {cls.KIND} but {data!r:.60}: from_dict takes what to_dict gave")
         if data.get("kind") != cls.KIND or data.get("schema") != cls.SCHEMA:
             raise DataError(
                 f"no {cls.KIND} of schema {cls.SCHEMA}: kind {data.get('kind')!r}, schema {data.get('schema')!r}"

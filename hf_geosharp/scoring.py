@@ -9,17 +9,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_geosharp import demos
+from hf_geosharp.arguments import check, check_choice, check_kind
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.parallel import TIMEOUT, World
 from hf_geosharp.paths import name_of, path_of
+from hf_geosharp.sharpness.choices import PARAMS
 from hf_geosharp.sharpness.estimate import estimate
 from hf_geosharp.sharpness.identity import loss_name
 from hf_geosharp.sharpness.journal import digest_batches
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings, radii_of, several, whole
+from hf_geosharp.sharpness.settings import Settings, radii_of, several
 from hf_geosharp.sharpness.shards import written_class
+from hf_geosharp.symmetry.layouts import layouts_of
 from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, task_of_model
@@ -143,10 +146,11 @@ def score(
     model = unwrap(model)
     output = None if output is None else path_of(name_of(output, "output", "name a folder"))
     device = next((p.device.type for p in model.parameters()), "cpu")
-    world = world or World.find(device, timeout)
+    world = _world(world, device, timeout)
     with world.together(), as_written(model):
+        check(output=output, progress=progress, processor=processor)
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=layouts_of(layouts), rho=radii_of(rho),
             ascent=ascent, steps=steps, starts=starts, seed=seed,
             average=average, baselines=several(baselines), damping=damping, micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, shard=shard, on_nan=on_nan,
@@ -256,10 +260,14 @@ def score_pretrained(
         GeosharpError: what is wrong, where, and what to do; its exit code is that of the command line.
     """
     output = None if output is None else path_of(name_of(output, "output", "name a folder"))
-    world = world or World.find(device, timeout)
+    world = _world(world, device, timeout)
     with world.together():
+        check(
+            output=output, progress=progress, data_config=data_config, split=split, revision=revision, token=token,
+            trust_remote_code=trust_remote_code, allow_missing=allow_missing, label_map=label_map,
+        )  # fmt: skip
         settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=layouts_of(layouts), rho=radii_of(rho),
             ascent=ascent, steps=steps, starts=starts, seed=seed,
             average=average, baselines=several(baselines), stationary=labels == "model", micro_batch=micro_batch,
             gradient_checkpointing=gradient_checkpointing, compile=compile, params=params, per=per, profile=profile,
@@ -302,6 +310,13 @@ def score_pretrained(
         )
 
 
+def _world(world: World | None, device: str, timeout: float) -> World:
+    """The processes that share the work; those that a launcher started if none are given."""
+    check(timeout=timeout)
+    check_kind("world", world, (World, type(None)), "a World, or None")
+    return world or World.find(device, timeout)
+
+
 def load_pretrained(
     model_id: str | os.PathLike[str],
     *,
@@ -322,6 +337,8 @@ def load_pretrained(
         GeosharpError: as in :func:`hf_geosharp.tasks.models.load_model`.
     """
     place = model_id = name_of(model_id, "model_id", "for a model in memory call score")
+    check(revision=revision, token=token, trust_remote_code=trust_remote_code, allow_missing=allow_missing)
+    check_choice("params", params, PARAMS)
     twin = False
     if model_id.startswith(demos.PREFIX):
         demo, twin = demos.base_name(model_id)
@@ -354,7 +371,7 @@ def make_twin(model: nn.Module, *, seed: int = TWIN_SEED, condition: float = TWI
     from hf_geosharp.symmetry.find import find_symmetries
 
     found = find_symmetries(model)
-    found.apply(model, found.random_element(model, whole("seed", seed), condition))
+    found.apply(model, found.random_element(model, seed, condition))
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ ORDER = (
     "heatmaps", "plots", "figures", "places", "inspection", "example_batches", "site_report", "scoring",
     "tasks", "sharpness", "parallel", "launchers", "symmetry", "geometry",
     "demos", "registration", "record", "wrappers", "evaluating", "carried", "atomic", "paths", "layers",
-    "untouched", "randomness", "errors",
+    "untouched", "randomness", "arguments", "errors",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from hf_geosharp import arguments
 from hf_geosharp.cards import blockyaml, entry, index, section
 from hf_geosharp.cards.document import Document, split
 from hf_geosharp.errors import CardError
@@ -29,6 +30,7 @@ def merge(content: bytes, result: SharpnessResult, model: str, picture: str | No
         CardError: The card cannot be changed safely: then ``block`` of the error is what to paste into it. Or the score
             has a number that is missing, NaN or infinite.
     """
+    arguments.check(content=content, model=model, picture=picture)
     result = entry.plain(result)
     try:
         return _merge(split(content), result, model, picture).encode()
@@ -46,6 +48,7 @@ def remove(content: bytes) -> bytes:
     Raises:
         CardError: The card cannot be changed safely.
     """
+    arguments.check(content=content)
     card = split(content)
     yaml, rest = index.remove(card.yaml), section.take(card.rest)
     if card.yaml and not yaml and card.opening.startswith("---"):

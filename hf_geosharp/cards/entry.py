@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
+from hf_geosharp.arguments import check_kind
 from hf_geosharp.errors import CardError
 from hf_geosharp.sharpness.choices import METRICS
+from hf_geosharp.sharpness.result import SharpnessResult
 
 if TYPE_CHECKING:
-    from hf_geosharp.sharpness.result import CurvePoint, SharpnessResult
+    from hf_geosharp.sharpness.result import CurvePoint
 
 SOURCE = {"name": "hf-geosharp", "url": "https://arxiv.org/abs/2505.05409"}
 
@@ -44,6 +46,7 @@ def plain(result: SharpnessResult) -> SharpnessResult:
     Raises:
         CardError: a number is missing, NaN or infinite, or of a type that is no number; a setting is no text.
     """
+    check_kind("result", result, SharpnessResult, "a SharpnessResult, which score returns")
     texts = {
         name: _text(getattr(result, name), name)
         for name in ("metric", "geodesic", "symmetries", "params", "mode", "ascent")

@@ -256,6 +256,8 @@ class SharpnessResult:
         Raises:
             DataError: another schema, a missing or an unknown key.
         """
+        if not isinstance(data, Mapping):
+            raise DataError(f"not a result but {data!r:.60}: from_dict takes what to_dict gave")
         if data.get("schema") != SCHEMA:
             raise DataError(f"this result has schema {data.get('schema')!r}; this version reads schema {SCHEMA}")
         fields = {f.name for f in dataclasses.fields(cls)}

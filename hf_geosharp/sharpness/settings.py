@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hf_geosharp.arguments import check, check_choice, fraction, whole
 from hf_geosharp.errors import UsageError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.ascent import auto_pgd
@@ -26,37 +26,13 @@ from hf_geosharp.sharpness.choices import (
     SYMMETRIES,
 )
 from hf_geosharp.sharpness.secant import secant
-from hf_geosharp.symmetry.layouts import Layout
+from hf_geosharp.symmetry.layouts import Layout, layouts_of
 
 WITHIN = 1e-18, 1e18
 """Radii whose squares single precision can hold."""
 
 CLIMBS = {"secant": secant, "apgd": auto_pgd}
 """The ascents, of which "auto" is made; measured against each other and against that in benchmarks/ascent.py."""
-
-
-def fraction(name: str, value: Any) -> float:
-    """A number of any kind as Python's own.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} is {value!r}; it is a number") from None
-
-
-def whole(name: str, value: Any) -> int:
-    """A whole number of any kind, such as NumPy's, as Python's own.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(f"{name} is {value!r}; it is a whole number") from None
 
 
 def radii_of(rho: Any) -> tuple[float, ...]:
@@ -68,6 +44,9 @@ def radii_of(rho: Any) -> tuple[float, ...]:
     if rho is None:
         return ()
     try:
+        if isinstance(rho, (str, bytes)):
+            # Of its characters each may be a number.
+            raise TypeError
         # Arrays and tensors without a dimension look like sequences, and are numbers.
         several = isinstance(rho, Iterable) and getattr(rho, "ndim", None) != 0
         radii = tuple(float(r) for r in rho) if several else (float(rho),)
@@ -81,6 +60,9 @@ def radii_of(rho: Any) -> tuple[float, ...]:
 def several(value: Any) -> tuple[Any, ...]:
     """What is in a sequence, or a single thing by itself."""
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+
+
+_FLAGS = ("average", "gradient_checkpointing", "compile", "reproducibility", "verify", "profile")
 
 
 @dataclass(frozen=True)
@@ -120,6 +102,7 @@ class Settings:
     """The loss has a minimum at the model's own weights by construction."""
 
     def __post_init__(self) -> None:
+        check(**{name: getattr(self, name) for name in _FLAGS})
         for name in ("steps", "starts", "seed", "micro_batch"):
             number = getattr(self, name)
             if name != "micro_batch" or not (number is None or isinstance(number, str)):
@@ -136,10 +119,8 @@ class Settings:
             ("per", self.per, (None, *PER)),
             *(("baseline", b, BASELINES) for b in self.baselines),
         ):
-            if value not in known:
-                raise UsageError(f"{name} is {value!r}; it is one of {', '.join(str(k) for k in known if k)}")
-        if not isinstance(self.layouts, tuple) or not all(isinstance(layout, Layout) for layout in self.layouts):
-            raise UsageError(f"layouts is {self.layouts!r:.60}; it holds what read_layouts makes of a file of layouts")
+            check_choice(name, value, known)
+        layouts_of(self.layouts)
         if any(not (r > 0 and math.isfinite(r)) for r in self.rho):
             raise UsageError(f"rho is {self.rho}; a radius is positive and finite")
         if any(not WITHIN[0] <= r <= WITHIN[1] for r in self.rho):

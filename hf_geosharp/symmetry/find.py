@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from hf_geosharp.arguments import check, check_choice
 from hf_geosharp.carried import emptied
 from hf_geosharp.errors import UsageError, first_line, warn
 from hf_geosharp.randomness import the_same_drawn
@@ -28,7 +29,7 @@ from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
-from hf_geosharp.symmetry.layouts import Declared, Layout, declared, registered
+from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
 from hf_geosharp.symmetry.layouts.traced import disagreement
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.means import means
@@ -94,8 +95,9 @@ def find_symmetries(
         UsageError: the preset is unknown; a layout fits no module of the model, or does not hold where it fits.
     """
     check_module(model, "load it first, as hf_geosharp.load_pretrained does")
-    if preset not in PRESETS:
-        raise UsageError(f"preset is {preset!r}; it is one of {', '.join(PRESETS)}")
+    check(inputs=inputs, cached=cached, prove=prove, alive=alive)
+    check_choice("preset", preset, PRESETS)
+    layouts = layouts_of(layouts)
     inputs = synthetic(model) if inputs is None else inputs
     digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None
     known = cache.load(digest) if digest else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from hf_geosharp.arguments import check, check_kind, fraction, whole
+from hf_geosharp.errors import UsageError
 from hf_geosharp.symmetry.base import Move, Symmetry, Weights
 from hf_geosharp.symmetry.fold import Fold, Gain
 from hf_geosharp.symmetry.pairs import Pair
@@ -15,6 +18,7 @@ from hf_geosharp.symmetry.parameters import put, wide_copy
 from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import View
+from hf_geosharp.wrappers import check_module
 
 _FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
 """Which of two pairs with entries in common stays a pair."""
@@ -206,14 +210,21 @@ class SymmetryMap:
         return [[named[name] for name in names] for names in partition.groups().values() if len(names) > 1]
 
     def random_element(self, weights: Weights | nn.Module, seed: int = 0, condition: float = 10.0) -> Element:
-        """A random element of the whole group, the same for the same seed."""
-        generator = torch.Generator().manual_seed(seed)
+        """A random element of the whole group, the same for the same seed.
+
+        Raises:
+            UsageError: the seed is no whole number, or the condition not positive and finite.
+        """
+        if not 0 < fraction("condition", condition) < math.inf:
+            raise UsageError(f"condition is {condition}; it is positive and finite")
+        generator = torch.Generator().manual_seed(whole("seed", seed))
         if isinstance(weights, nn.Module):
             weights = dict(weights.named_parameters())
         return Element({s.name: s.random(weights, generator, condition) for s in self.symmetries})
 
     def inverse(self, element: Element) -> Element:
         """The element that brings everything back (to rounding)."""
+        check_kind("element", element, Element, "what random_element or inverse returns")
         return Element({s.name: s.inverse(element.moves[s.name]) for s in self.symmetries})
 
     def move(self, weights: Weights, element: Element) -> None:
@@ -226,6 +237,9 @@ class SymmetryMap:
 
         ``map.apply(model, map.inverse(element), back=True)`` undoes ``map.apply(model, element)``.
         """
+        check_module(model, "load it first, as hf_geosharp.load_pretrained does")
+        check_kind("element", element, Element, "what random_element or inverse returns")
+        check(back=back)
         for members in connected(self.symmetries):
             weights = wide_copy(model, parameters_of(members))
             for symmetry in reversed(members) if back else members:

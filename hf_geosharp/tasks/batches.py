@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_geosharp.arguments import whole
 from hf_geosharp.errors import DataError, DataWarning, ModelError, UsageError, first_line, warn
 from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
@@ -207,8 +208,6 @@ def _find(model: Any, task: Task | str | None) -> Task | None:
 
 def _numbers(samples: int, batch_size: int, seed: int) -> tuple[int, int, int]:
     """As numbers of Python, which generators and JSON take; NumPy's they do not."""
-    from hf_geosharp.sharpness.settings import whole
-
     samples, batch_size, seed = whole("samples", samples), whole("batch_size", batch_size), whole("seed", seed)
     if batch_size < 1 or samples < 1:
         raise UsageError(f"samples is {samples} and batch_size is {batch_size}; both must be at least 1.")
@@ -265,7 +264,7 @@ def _check_length(max_length: int, loaded: LoadedModel, *, pairs: bool) -> None:
     """
     if loaded.task.modality != "text":
         raise UsageError(f"max_length applies to texts, but the task {loaded.task.name} has none")
-    if max_length < 1:
+    if whole("max_length", max_length) < 1:
         raise UsageError(f"max_length is {max_length}; at least 1 token is needed")
     if max_length == 1 and loaded.task.shifted:
         raise UsageError("max_length is 1, and a causal language model predicts from the second token on")

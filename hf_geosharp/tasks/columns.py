@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from hf_geosharp.arguments import check_kind
 from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.tasks.kinds import Task
 
@@ -25,6 +26,11 @@ class Columns:
     text_pair: str | None = None
     image: str | None = None
     label: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name = getattr(self, field.name)
+            check_kind(f"the {field.name} column", name, (str, type(None)), "the name of a column, or None")
 
     @classmethod
     def of(cls, given: Any) -> Columns:

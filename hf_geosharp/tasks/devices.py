@@ -22,7 +22,7 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UsageError(f"There is no device {name!r}: pass auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"There is no device {name!r} here ({torch.cuda.device_count()} GPUs): pass auto or cpu.")

@@ -144,7 +144,7 @@ def find_task(name: str) -> Task:
     Raises:
         UsageError: No task is called so.
     """
-    wanted = name.strip().lower().replace("_", "-")
+    wanted = name.strip().lower().replace("_", "-") if isinstance(name, str) else None
     for task in TASKS:
         if wanted == task.name or wanted in task.aliases:
             return task

@@ -18,8 +18,8 @@ from transformers import Seq2SeqTrainer, Trainer, TrainerCallback
 from hf_geosharp.errors import GeosharpWarning, UsageError, warn
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.sharpness.result import SharpnessResult
-from hf_geosharp.sharpness.settings import Settings, radii_of, several
-from hf_geosharp.symmetry.layouts import Layout
+from hf_geosharp.sharpness.settings import Settings, radii_of
+from hf_geosharp.symmetry.layouts import Layout, layouts_of
 from hf_geosharp.trainer.advice import advice
 from hf_geosharp.trainer.cost import Cost
 from hf_geosharp.trainer.data import Choice, find_source, is_rows
@@ -114,7 +114,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._are_batches = data is not None and not is_rows(data)
         self._choice = Choice(samples, batch_size, seed)
         self._settings = Settings(
-            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=several(layouts), rho=radii_of(rho),
+            metric=metric, geodesic=geodesic, symmetries=symmetries, layouts=layouts_of(layouts), rho=radii_of(rho),
             ascent=ascent, steps=steps, starts=starts, seed=seed, average=average, damping=damping, params=params,
             micro_batch=micro_batch, reproducibility=reproducibility,
         )  # fmt: skip
@@ -137,9 +137,9 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         """
         if self._trainer not in (None, trainer):
             raise UsageError("this callback is attached to another trainer; create one for each")
-        if not isinstance(trainer, Trainer):
-            raise UsageError(f"{trainer!r:.60} is no Trainer of transformers, so there is nothing to attach to")
-        callbacks = trainer.callback_handler.callbacks
+        callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", None)
+        if not isinstance(callbacks, list):
+            raise UsageError(f"trainer is {trainer!r:.60}; it is no Trainer of transformers")
         for other in callbacks:
             if isinstance(other, GeodesicSharpnessCallback) and other is not self and other.name == self.name:
                 raise UsageError(f"another callback of this trainer logs {self.name!r}; pass another name= to this one")

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from hf_geosharp.arguments import fraction
 from hf_geosharp.errors import UsageError
-from hf_geosharp.sharpness.settings import fraction
 
 
 class Cost:

@@ -11,8 +11,8 @@ import numpy as np
 from torch import nn
 from torch.utils.data import IterableDataset
 
+from hf_geosharp.arguments import whole
 from hf_geosharp.errors import DataError, UsageError, warn
-from hf_geosharp.sharpness.settings import whole
 from hf_geosharp.symmetry.inputs.calls import without_adapter
 from hf_geosharp.tasks.batches import accepted_keys, batches_from
 from hf_geosharp.untouched import untouched
@@ -121,25 +121,25 @@ def choose(source: Source, choice: Choice) -> tuple[list[dict[str, Any]], dict[s
     """
     count = len(source.rows)
     wanted = min(choice.samples, count)
-    whole = wanted // choice.batch_size
-    if whole == 0:
+    full = wanted // choice.batch_size
+    if full == 0:
         raise DataError(
             f"{source.name} has {count} rows and samples is {choice.samples}: fewer than one batch of "
             f"{choice.batch_size}. Lower batch_size" + (", or raise samples." if wanted < count else ".")
         )
     if wanted < choice.samples:
         warn(
-            f"{source.name} has {count} rows, not the {choice.samples} asked for; {whole * choice.batch_size} are "
-            f"used, in {whole} whole batches of {choice.batch_size}."
+            f"{source.name} has {count} rows, not the {choice.samples} asked for; {full * choice.batch_size} are "
+            f"used, in {full} whole batches of {choice.batch_size}."
         )
-    order = np.random.default_rng(choice.seed).permutation(count)[: whole * choice.batch_size].tolist()
+    order = np.random.default_rng(choice.seed).permutation(count)[: full * choice.batch_size].tolist()
     with untouched(source.rows, source.collate, seed=choice.seed):
         batches = [
             _dict(source.collate([_row(source, i) for i in order[start : start + choice.batch_size]]))
             for start in range(0, len(order), choice.batch_size)
         ]
     identity = {
-        "id": source.name, "samples": len(order), "batch_size": choice.batch_size, "batches": whole,
+        "id": source.name, "samples": len(order), "batch_size": choice.batch_size, "batches": full,
         "dropped": wanted - len(order), "seed": choice.seed, "rows": count,
     }  # fmt: skip
     return batches, identity

@@ -158,7 +158,10 @@ def test_scores_of_one_class_with_other_layouts_are_not_comparable() -> None:
 
 
 def test_what_a_result_records_of_layouts_depends_on_what_they_describe() -> None:
-    one, other = (Layout("mine", {r: r for r in "qkvo"}, {}, heads=heads) for heads in ((4, 4), (4, 2)))
+    one, other = (
+        Layout("mine", {r: r for r in "qkvo"}, dict.fromkeys("qkvo", "(n h)"), heads=heads)
+        for heads in ((4, 4), (4, 2))
+    )
     assert layouts_recorded(Settings()) == {}
     first, second = (layouts_recorded(Settings(layouts=(layout,))) for layout in (one, other))
     assert first["layouts"] == second["layouts"] == ["mine"]
@@ -308,7 +311,7 @@ def described(model: nn.Module) -> list[Layout]:
 
 
 def test_an_axis_that_nothing_gives_a_size_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"unknown axes \['y'\]"):
+    with pytest.raises(UsageError, match=r"unknown axes \['y'\]"):
         register_layout({**ENTRY, "patterns": dict.fromkeys("qkv", "(n y h)")})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import resources
@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_geosharp.arguments import check, check_kind, whole
 from hf_geosharp.errors import UsageError
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.linear import LinearMap, as_linear
@@ -48,6 +49,20 @@ class Layout:
     select: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     parts: int = 1
     heads: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check(name=self.name)
+        whole("parts", self.parts)
+        check_kind("select", self.select, Mapping, "a mapping from q, k, v, o to the place on each axis")
+        check_kind("heads", self.heads, (tuple, list, type(None)), "(query heads, key heads), or None")
+        for number in self.heads or ():
+            whole("a number of heads", number)
+        for name, given, example in (("paths", self.paths, "to_q"), ("patterns", self.patterns, "(n h)")):
+            if not isinstance(given, Mapping) or not all(isinstance(given.get(role), str) for role in ROLES):
+                raise UsageError(
+                    f"{name} of the layout {self.name!r} is {given!r:.60}; it is a mapping with a text for each of "
+                    f"{', '.join(ROLES)}, such as {example!r}"
+                )
 
 
 @dataclass(frozen=True)
@@ -102,8 +117,17 @@ def register_layout(layout: Layout | Mapping[str, Any]) -> None:
 
     A model that it does not fit is scored and inspected without it, with a warning; where it fits and does not hold it
     is refused. ``find_symmetries(layouts=...)`` takes one for a single model.
+
+    Raises:
+        UsageError: it is something else.
     """
-    _registered.append(layout if isinstance(layout, Layout) else _layout(layout, _shipped()[1]))
+    try:
+        _registered.append(layout if isinstance(layout, Layout) else _layout(layout, _shipped()[1]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"layout is {layout!r:.60}, which describes none ({_missing(error)}): it needs name, q, k, v and o, as one "
+            "in a file for read_layouts does"
+        ) from None
 
 
 def unregister_layout(name: str) -> None:
@@ -126,12 +150,26 @@ def _missing(error: Exception) -> str:
     return f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
+def layouts_of(given: Any) -> tuple[Layout, ...]:
+    """Layouts, or a single one, as they are handed to a call.
+
+    Raises:
+        UsageError: they are something else.
+    """
+    holds = isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping))
+    found = tuple(given) if holds else (given,)
+    if all(isinstance(layout, Layout) for layout in found):
+        return found
+    raise UsageError(f"layouts is {given!r:.60}; it holds what read_layouts makes of a file of layouts")
+
+
 def read_layouts(path: str | Path) -> tuple[Layout, ...]:
     """The layouts of a JSON file, ``{"schema": 1, "layouts": [{"name", "q", "k", "v", "o", ...}]}``.
 
     Raises:
         UsageError: the file cannot be read, or is not such a description.
     """
+    check(path=path)
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
