@@ -32,7 +32,7 @@ from hf_geosharp.comparable import (
 )
 from hf_geosharp.demos import PREFIX
 from hf_geosharp.errors import DataError, ModelError, UsageError, warn
-from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task
+from hf_geosharp.members import Member, check_members, find_members, folder_names, holds_results, one_task, rows_of
 from hf_geosharp.paths import names_of, path_of
 from hf_geosharp.record import Record
 from hf_geosharp.sharpness.journal import differences
@@ -357,6 +357,10 @@ def compare_pretrained(
     broken = check_members(members, results, token=token, **kinds)
     if results and members and not force:
         _check_settings(results[0], options, token)
+    given = {**(score_pretrained.__kwdefaults__ or {}), **options}
+    rows = rows_of([member for member in members if member.source not in broken], given, token)
+    if not force:
+        _check_rows(rows, results[:1], by_name=given["data"] is not None)
     skipped: dict[str, list[Skipped]] = {}
     taken: list[Named] = []
     for number, (member, folder) in enumerate(zip(members, folder_names(members), strict=True)):
@@ -423,6 +427,30 @@ def _check_settings(item: Named, options: Mapping[str, Any], token: str | None) 
             f"the scores would not be comparable with the results: {'; '.join(found)}. Pass the settings of the "
             "results, or force (--force)"
         )
+
+
+def _check_rows(rows: Mapping[str, Mapping[str, Any]], results: Sequence[Named], *, by_name: bool) -> None:
+    """What models will be scored on, as far as it is known, is held against the first of them, and against a result."""
+    # Data that are named have been held against those of a result, but for what is read of them.
+    each: dict[str, Mapping[str, Any]] = {
+        f"in {item.name}": {"columns": item.result.data.get("columns")} if by_name else item.result.data
+        for item in results
+        if not _in_memory(item.result)
+    }
+    each |= {f"of {name}": own for name, own in rows.items()}
+    if not rows or len(each) < 2:
+        return
+    (first, theirs), *rest = each.items()
+    for who, own in rest:
+        # A path can be written in many ways, and a result need not say everything.
+        same = theirs.get("fingerprint") == own["fingerprint"] is not None
+        names = [name for name in own if theirs.get(name) is not None and not (same and name == "id")]
+        before, here = ({"data": {name: data[name] for name in names}} for data in (theirs, own))
+        if found := differences(before, here, (first, who)):
+            raise UsageError(
+                f"the scores would not be comparable, for they would be of different data: {'; '.join(found)}. Pass "
+                "the same data and columns for all (--data, --text-column and the like), or force (--force)"
+            )
 
 
 def _records(given: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The models that a comparison is of: which ones names stand for, and whether they do the same task."""
+"""The models that a comparison is of: which ones names stand for, whether they do the same task, and on what data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_geosharp import demos
 from hf_geosharp.checkpoints import History, find_checkpoints, read_history
 from hf_geosharp.comparable import Named
-from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.errors import GeosharpError, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.journal import RESULT
 
@@ -207,3 +208,71 @@ def _task_of_model(member: Member, source: Source) -> str | None:
     if task is None and member.run and "auto_map" not in config:
         raise ModelError(f"{member.source}: config.json names no architecture that can be scored ({architectures})")
     return None if task is None else task.name
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def rows_of(members: Sequence[Member], given: Mapping[str, Any], token: str | None) -> dict[str, dict[str, Any]]:
+    """Of what each model will be scored, by its source, as far as configs, cards and the data tell without weights.
+
+    Of the checkpoints of a run one stands for all.
+
+    Args:
+        members: the models; those whose config does not tell their task are left out.
+        given: the options of :func:`hf_geosharp.score_pretrained`, all of them.
+        token: of the Hub.
+
+    Raises:
+        GeosharpError: what scoring would say of a model's data: its card names none, columns that are not there, labels
+            that its classes do not fit.
+    """
+    if not (given["data"] is None or isinstance(given["data"], (str, os.PathLike))):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    with warnings.catch_warnings():
+        # It is said where a model is scored.
+        warnings.simplefilter("ignore", GeosharpWarning)
+        for member in {member.run or member.source: member for member in members}.values():
+            try:
+                rows = _rows(member, given, token)
+            except ModelError:
+                # Of a checkpoint of a run this is no reason to end; loading tells.
+                continue
+            except GeosharpError as error:
+                raise type(error)(f"{member.source}: {error}") from None
+            if rows is not None:
+                found[member.source] = rows
+    return found
+
+
+def _rows(member: Member, given: Mapping[str, Any], token: str | None) -> dict[str, Any] | None:
+    """The record of the data of one model, with the columns that are read; None where only loading tells."""
+    from hf_geosharp.tasks.columns import Columns, choose
+    from hf_geosharp.tasks.config import load_config
+    from hf_geosharp.tasks.data import load_data
+    from hf_geosharp.tasks.hub import find_source
+    from hf_geosharp.tasks.kinds import find_task
+    from hf_geosharp.tasks.labels import label_rule
+    from hf_geosharp.tasks.loaded import read_card
+    from hf_geosharp.tasks.quiet import quiet_transformers
+
+    name = _task(member, given["task"], given["params"], token)
+    if name is None:
+        return None
+    task, place, data, own = find_task(name), member.place, given["data"], None
+    if place.startswith(demos.PREFIX):
+        place = str(demos.path(demos.base_name(place)[0]))
+        own = str(Path(place) / "data") if data is None else None
+    source = find_source(place, member.revision, token)
+    rows, identity = load_data(
+        own or data, task=task, config=given["data_config"], split=given["split"], token=token, card=read_card(source)
+    )
+    columns = choose(rows, task, Columns.of(given["columns"]), need_label=given["labels"] != "model")
+    # The classes of an adapter are its base's.
+    if task.is_classification and columns.label is not None and given["params"] == "all":
+        with quiet_transformers():
+            config = load_config(source, given["trust_remote_code"])
+        label_rule(rows.features[columns.label], config, columns.label, given["label_map"])
+    kept = ("id", "config", "split", "revision", "fingerprint")
+    return {**{key: identity[key] for key in kept}, "columns": columns.named()}

@@ -18,7 +18,7 @@ from hf_geosharp import comparison, members
 from hf_geosharp.checkpoints import find_checkpoints, read_history
 from hf_geosharp.comparable import Named, check_comparable, named, read_results
 from hf_geosharp.comparison import RESOLUTION, Comparison, compare, compare_pretrained
-from hf_geosharp.errors import DataError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpError, GeosharpWarning, ModelError, UnsupportedModelError, UsageError
 from hf_geosharp.members import find_members, folder_names
 from hf_geosharp.sharpness.result import CurvePoint
 from hf_geosharp.tasks.hub import Source
@@ -490,6 +490,68 @@ def test_a_result_that_will_be_comparable_is_not_refused_beforehand(
             compare_pretrained([second, str(file)], **asked)
         with pytest.raises(UsageError, match=r"results: data: samples 16 in .*checkpoint-10, 8 here"):
             compare_pretrained([second, str(file)], **{**asked, "samples": 9})
+
+
+def classifier(folder: Path, card: str = "", **config: Any) -> str:
+    from transformers import BertForSequenceClassification
+
+    from tests.tasks import tiny
+
+    tiny.save(BertForSequenceClassification(tiny.bert_config(num_labels=2, **config)), folder, tiny.make_tokenizer())
+    (folder / "README.md").write_text(f"---\n{card}\n---\n" if card else "")
+    return str(folder)
+
+
+def test_what_a_model_cannot_be_scored_on_is_told_before_another_is_scored(
+    world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first model was scored it was told that the second one's card names no data, say."""
+    monkeypatch.setattr(comparison, "_score", scored)
+    plain = classifier(tmp_path / "plain", f"datasets: {world['data']}")
+    silent = classifier(tmp_path / "silent")
+    named = classifier(tmp_path / "named", id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
+    asked = options(world)
+    for models, changes, said in (
+        ([plain, silent], {"data": None}, rf"^{silent}: No data: the model card names none"),
+        ([plain, silent], {"columns": {"text": "body"}}, rf"^{plain}: The data have no column 'body'"),
+        ([named, plain], {"label_map": {"0": "bad", "1": "good"}}, rf"^{plain}: The label map sends '0' to 'bad'"),
+    ):
+        with pytest.raises(GeosharpError, match=said):
+            compare_pretrained(models, **{**asked, **changes})
+    with pytest.raises(ReachedError):
+        compare_pretrained([plain, silent], **asked)
+
+
+def test_models_whose_cards_name_other_data_are_told_before_one_is_scored(
+    world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_score", scored)
+    (tmp_path / "other.csv").write_text(world["data"].read_text() + "one more,1\n")
+    models = [classifier(tmp_path / name, f"datasets: {data}") for name, data in
+              (("a", world["data"]), ("b", world["data"]), ("c", tmp_path / "other.csv"))]  # fmt: skip
+    asked = options(world, data=None)
+    with pytest.raises(UsageError, match=r"of different data: data: id .*rows.csv of .*/a, .*other.csv of .*/c"):
+        compare_pretrained([models[0], models[2]], **asked)
+    for names, force in ((models[:2], False), (models[1:], True)):
+        with pytest.raises(ReachedError):
+            compare_pretrained(names, force=force, **asked)
+
+
+def test_columns_that_a_result_was_not_taken_with_are_told_before_a_model_is_scored(
+    world: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hf_geosharp.scoring import score_pretrained
+
+    monkeypatch.setattr(comparison, "_score", scored)
+    rows = [line.split(",") for line in world["data"].read_text().splitlines()[1:]]
+    (tmp_path / "two.csv").write_text("text,title,label\n" + "".join(f"{a},{a} {a},{b}\n" for a, b in rows))
+    first, second = (str(world["run"] / f"checkpoint-{step}") for step in (10, 40))
+    asked = options(world, data=str(tmp_path / "two.csv"))
+    file = str(write(tmp_path, "r", score_pretrained(first, **asked)))
+    with pytest.raises(ReachedError):
+        compare_pretrained([second, file], **asked)
+    with pytest.raises(UsageError, match=r"of different data: data: columns: text text in .*, title of .*-40"):
+        compare_pretrained([second, file], **asked, columns={"text": "title"})
 
 
 def test_a_result_without_a_task_has_its_data_looked_at_too(world: dict[str, Path]) -> None:
