@@ -24,7 +24,7 @@ from hf_geosharp.sharpness.objective import Loss
 from hf_geosharp.sharpness.parts import Batch
 from hf_geosharp.sharpness.reproducibility import rounding_in
 from hf_geosharp.symmetry.inputs import call
-from hf_geosharp.symmetry.map import SymmetryMap
+from hf_geosharp.symmetry.map import SymmetryMap, connected, parameters_of
 
 SAME_LOSS = {torch.float32: 1e-5, torch.float64: 1e-6}
 """Relative difference between the loss of a batch at the stored weights and at the base point that is rounding."""
@@ -163,7 +163,7 @@ class BasePoint:
 
         What rounding makes is seen where the pairs move the weights along their symmetries: code that rounds inside, as
         half precision does, then rounds everything otherwise. That they are symmetries on this batch, too, has to be
-        proved for that. On a sharded model it is not measured, and it is told.
+        proved for that. On a sharded model it cannot be, and it is told.
 
         Raises:
             ModelError: it is another function.
@@ -172,11 +172,8 @@ class BasePoint:
         stored = self.stored[index]
         kinds = ", ".join(sorted({symmetry.kind for symmetry in self.symmetries.symmetries}))
         told = f"batch {index}: its loss is {stored:.6g}, and {base:.6g} once symmetries are divided out ({kinds})"
-        if self.borrowed.shards is not None:
-            self._say(f"{told}: rounding inside the model, or they do not hold on this batch")
-            del self.stored[index]
-            return
-        if refuted := self._refuted(index):
+        sharded = self.borrowed.shards is not None
+        if refuted := () if sharded else self._refuted(index):
             raise ModelError(
                 f"{told}. These hold on the samples that they were proved on, but not on this batch: "
                 f"{'; '.join(refuted[:3])}{'; ...' if len(refuted) > 3 else ''}. The model may do something else with "
@@ -190,6 +187,8 @@ class BasePoint:
                 "rows that attend to nothing, such as those of left padding, or its loss may read hidden states or "
                 "weights. Use symmetries 'paper', which folds nothing"
             )
+        if sharded:
+            self._say(f"{told}: rounding inside the model, or they do not hold on this batch")
         del self.stored[index]
 
     def check_loss(self, loss: Loss, batch: Batch) -> None:
@@ -231,6 +230,7 @@ class BasePoint:
                     after = value(outputs)
             finally:
                 self._put_back()
+                self._settle()
         if differ(before, after):
             raise UsageError(
                 f"the loss is {before:.6g}, and {after:.6g} of the same outputs where the weights are moved along the "
@@ -262,13 +262,29 @@ class BasePoint:
         if little:
             self._disturb(seed, little)
         pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
-        weights = {name: leaf.tensor for name, leaf in self.borrowed.leaves.items()}
+        leaves, shards = self.borrowed.leaves, self.borrowed.shards
+        element = pairs.random_element({name: leaf.tensor for name, leaf in leaves.items()}, seed, condition)
         with torch.no_grad():
-            pairs.move(weights, pairs.random_element(weights, seed, condition))
+            for members in connected(pairs.symmetries):
+                # What hangs together has to be whole, and nothing else at the same time.
+                names = parameters_of(members)
+                weights = {n: leaves[n].tensor if shards is None else shards.whole(n).clone() for n in names}
+                for symmetry in members:
+                    symmetry.apply(weights, element.moves[symmetry.name])
+                if shards is not None:
+                    for name, moved in weights.items():
+                        leaves[name].tensor.copy_(leaves[name].here(moved))
+        self._settle()
+
+    def _settle(self) -> None:
+        """The next pass sees the weights as they are now."""
+        if self.borrowed.shards is not None:
+            self.borrowed.shards.settle()
 
     def _disturb(self, seed: int, little: float) -> None:
         """Moves all weights by that little (relative), in a random direction."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for leaf in self.borrowed.leaves.values():
-                leaf.tensor.mul_(1 + little * torch.randn(leaf.shape, generator=generator).to(leaf.tensor))
+                way = torch.randn(leaf.shape, generator=generator)
+                leaf.tensor.mul_(1 + little * leaf.here(way).to(leaf.tensor))

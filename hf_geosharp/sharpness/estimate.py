@@ -132,19 +132,22 @@ def check_function(
     *,
     loss: Loss | None = None,
     weight: Weight | None = None,
+    world: World | None = None,
 ) -> None:
     """Refuses without a climb what :func:`estimate` refuses at the base point of the first batch.
 
     That is a loss that changes where the model's symmetries are divided out, as one with a penalty on the weights does.
+    Of a sharded model all processes of its ``world`` have to call.
 
     Raises:
         GeosharpError: as for :func:`estimate`.
     """
-    notes = Notes()
+    notes, world = Notes(), world or World()
     with _borrowed(model, None, batches, settings, notes) as borrowed:
-        track = Track(None, 1, 0, World(), False)
+        whole = borrowed.shards is not None
+        track = Track(None, 1, 0, world, whole)
         verified, settings = Proof(borrowed, batches[:1], settings, track, notes).symmetries()
-        ledger = Ledger(World(), None)
+        ledger = Ledger(world, None, whole=whole)
         Runner(borrowed, batches[:1], verified.map, settings, loss, weight, track, notes, ledger).check_function()
 
 

@@ -234,11 +234,10 @@ class Runner:
     def _rounding(self, runs: Runs) -> float:
         """A difference of losses that rounding alone makes, as far as it is known.
 
-        A model in double precision may round inside, as norms in single precision do. That is measured, unless the
-        model is sharded.
+        A model in double precision may round inside, as norms in single precision do. That is measured.
         """
         known = resolution(runs.outcomes, self.borrowed.dtype, stationary=self.settings.stationary)
-        if self.borrowed.dtype != torch.float64 or self.borrowed.shards is not None:
+        if self.borrowed.dtype != torch.float64:
             return known
         if self._noise is None:
             task = partial(self.base_point.noise, runs.outcomes[0].job.batch)
@@ -373,12 +372,12 @@ class Runner:
             if index not in known:
                 todo.setdefault(structure(batch) or index, index)
         self._put_back()
-        if self.loss is not None and self.borrowed.shards is None:
+        if self.loss is not None:
             try:
                 self.base_point.check_loss(self.loss, self._piece())
             except (RuntimeError, MemoryError) as error:
-                # Passes that count go on with smaller parts.
-                if not is_out_of_memory(error):
+                # Passes that count go on with smaller parts; of a sharded model all ranks take the same.
+                if self.borrowed.shards is not None or not is_out_of_memory(error):
                     raise
 
         def loss(index: int) -> float:

@@ -144,9 +144,11 @@ class Measurement:
             weight = partial(readings, task_of_model(inner))
             if isinstance(size, int) and size < samples(self.batches[0]) and Shards.of(scored) is None:
                 Objective(scored, self.batches[0], self.loss, weight, size).prove_parts()
-        if Shards.of(scored) is None and (loss_of := self.loss or _of_outputs(inner, self.compute)) is not None:
+        if (loss_of := self.loss or _of_outputs(inner, self.compute)) is not None:
             # A model's own loss has only its outputs to go by.
-            check_function(scored, self.batches, self.settings, loss=loss_of, weight=weight)
+            world = _world(inner)
+            with world.together():
+                check_function(scored, self.batches, self.settings, loss=loss_of, weight=weight, world=world)
 
     def take(self, model: nn.Module, step: int) -> SharpnessResult:
         """The sharpness of the model as it is now.
@@ -157,9 +159,7 @@ class Measurement:
         with subject(model, hooked=self.hooked, params=self.settings.params) as inner:
             name = written_class(inner).__name__
             task = task_of_model(inner)
-            # Processes that share the weights share the passes; others do the same side by side.
-            shared = any(map(is_sharded, inner.parameters()))
-            world = World.find(next(inner.parameters()).device.type) if shared else World()
+            world = _world(inner)
             with world.together():
                 return estimate(
                     _scored(inner, self.compute),
@@ -178,6 +178,12 @@ class Measurement:
                     versions=versions(),
                     world=world,
                 )
+
+
+def _world(inner: nn.Module) -> World:
+    """Processes that share the weights share the passes; others do the same side by side."""
+    shared = any(map(is_sharded, inner.parameters()))
+    return World.find(next(inner.parameters()).device.type) if shared else World()
 
 
 def _reaches(loss: Tensor, model: nn.Module) -> bool:

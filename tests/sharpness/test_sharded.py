@@ -23,11 +23,13 @@ from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
+from hf_geosharp.sharpness.estimate import check_function
 from hf_geosharp.sharpness.objective import Objective
 from hf_geosharp.sharpness.secant import secant
 from hf_geosharp.sharpness.selection import movable
+from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.sharded import ShardedChart, sites_of
-from hf_geosharp.sharpness.shards import Shards, written_class
+from hf_geosharp.sharpness.shards import Shards, whole_of, written_class
 from hf_geosharp.symmetry.fold import KeyBias
 from hf_geosharp.symmetry.map import SymmetryMap
 from tests import worlds
@@ -438,6 +440,42 @@ def test_a_failure_is_everyone_s_and_the_rows_come_back(what: str, message: str)
         told, intact = json.loads(out.splitlines()[-1]) if out.strip() else (err, True)
         assert re.search(message, told), (told, err)
         assert intact
+
+
+def penalised(weight: str, kind: str) -> None:
+    """A loss with a penalty on the weights of queries."""
+    dist.init_process_group("gloo")
+    model, batches = sharded(bert()), bert_batches(1)
+    strength = float(weight)
+
+    def loss(outputs: Any, batch: Any) -> Tensor:
+        sizes = [whole_of(p).square().sum() for name, p in model.named_parameters() if "query" in name]
+        return outputs.loss + strength * torch.stack(sizes).sum()
+
+    before, message = state(model), ""
+    try:
+        if kind == "start":
+            with World.find("cpu").together():
+                check_function(model, batches, Settings(), loss=loss, world=World.find("cpu"))
+        else:
+            score(model, batches, loss=loss, steps=1, reproducibility=False)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    print(json.dumps([message, same(before, state(model))]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["start", "score"])
+@pytest.mark.parametrize("strength", [0.0, 1e-3])
+def test_a_penalty_on_sharded_weights_is_refused(strength: float, kind: str) -> None:
+    """It was a number of the balanced weights' penalty, with a warning that rounding may be to blame."""
+    for _, out, err in worlds.finished(launch(2, "penalised", str(strength), kind)):
+        message, intact = json.loads(out.splitlines()[-1]) if out.strip() else (err, True)
+        assert intact
+        if strength:
+            assert re.search("UsageError: .*depends on the weights themselves, as a penalty on them does", message), err
+        else:
+            assert not message
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUPS = (
     "with", "without", "with-half", "without-half", "with-accumulate", "without-accumulate", "with-best",
     "with-failing", "with-raising", "with-overridden", "with-sharded", "without-sharded",
-    "with-sharded-adapter", "without-sharded-adapter",
+    "with-sharded-adapter", "without-sharded-adapter", "with-sharded-penalty",
 )  # fmt: skip
 
 # In one worker: the trainings are done once.
@@ -65,6 +65,12 @@ def test_the_weights_are_those_of_a_training_without(reports: Any, setup: str) -
 def test_the_value_of_sharded_weights_is_that_of_whole_ones(reports: Any, setup: str) -> None:
     for report in reports[setup]:
         assert report["values"][-1] == pytest.approx(report["again"], rel=1e-4)
+
+
+def test_a_penalty_on_sharded_weights_is_refused_before_the_training(reports: Any) -> None:
+    for report in reports["with-sharded-penalty"]:
+        assert "depends on the weights themselves, as a penalty on them does" in report["error"]
+        assert report["steps"] == 0
 
 
 def test_the_best_model_and_the_end_are_the_same_on_both(reports: Any) -> None:

@@ -65,6 +65,16 @@ class Shards(Trainer):
         self.accelerator.prepare_model = lambda model, **_: model
 
 
+class Decays(Shards):
+    """Puts a penalty on the weights into its loss."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(**inputs)
+        sizes = [whole_of(p).square().sum() for n, p in self.model.named_parameters() if "query" in n]
+        loss = outputs.loss + 1e-3 * torch.stack(sizes).sum()
+        return (loss, outputs) if return_outputs else loss
+
+
 def shard(model: Any) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -114,13 +124,16 @@ def main(out: Path, setup: str) -> None:
     if "overridden" in setup:
         changes["kind"] = LogsOnOne
     if "sharded" in setup:
-        model, changes = shard(adapted(model) if "adapter" in setup else model), {"kind": Shards}
+        kept = {"kind": Decays if "penalty" in setup else Shards}
+        model, changes = shard(adapted(model) if "adapter" in setup else model), kept
     trained = trainer(out / "run", model=model, callbacks=[heard], train_dataset=dataset(32), **changes)
     callback = None
     if "without" not in setup:
         kind = FailsOnOne if {"failing", "raising"} & set(setup.split("-")) else GeodesicSharpnessCallback
         params = "lora" if "adapter" in setup else "all"
-        callback = kind(on_error="raise" if "raising" in setup else "warn", params=params, **QUICK).attach(trained)
+        how: dict[str, Any] = {"loss": "trainer"} if "penalty" in setup else {}
+        on_error: Any = "raise" if "raising" in setup else "warn"
+        callback = kind(on_error=on_error, params=params, **QUICK, **how).attach(trained)
         if "best" in setup:
             trained.add_callback(EarlyStoppingCallback(1))
     with warnings.catch_warnings(record=True) as said:
@@ -145,7 +158,7 @@ def main(out: Path, setup: str) -> None:
         "said": [str(w.message) for w in said if w.category.__name__ == "GeosharpWarning"],
         "error": error,
         "random": float(torch.rand(())),
-        "again": measured_again(callback, weights) if setup.startswith("with-sharded") else None,
+        "again": measured_again(callback, weights) if "sharded" in setup and callback and not error else None,
     }
     trained.accelerator.wait_for_everyone()
     (out / f"{setup}-{rank}.json").write_text(json.dumps(report))
