@@ -241,8 +241,8 @@ _measure_options = _together(
         type=click.Choice(ASCENTS),
         default="auto",
         show_default=True,
-        help="Search for the maximum: 'secant' stops when it has converged; 'apgd' is the reference, Auto-PGD, and "
-        "takes all --steps; 'auto' is secant, and in rough balls, where it has not converged after 12 steps, Auto-PGD "
+        help="Search for the maximum: 'secant' stops when it has settled; 'apgd' is the reference, Auto-PGD, and "
+        "takes all --steps; 'auto' is secant, and in rough balls, where it has not settled after 12 steps, Auto-PGD "
         "as well.",
     ),
     click.option(

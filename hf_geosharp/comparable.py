@@ -267,7 +267,7 @@ def notes_on(items: Sequence[Named]) -> list[str]:
     open_ended = [item.name for item in items if not all(batch.converged for batch in item.result.per_batch)]
     if open_ended:
         notes.append(
-            f"the search did not converge in every batch: {_some(open_ended)}; more steps (--steps) may raise them"
+            f"the search did not settle in every batch: {_some(open_ended)}; more steps (--steps) may raise them"
         )
     return notes
 

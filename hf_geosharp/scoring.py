@@ -96,8 +96,8 @@ def score(
         layouts: descriptions of attention modules that cannot be traced, from :func:`hf_geosharp.read_layouts`; one
             that fits no module of the model, or does not hold, is an error.
         rho: radius of the ball, or several radii (the first gives the score); the default depends on the metric.
-        ascent: search for the maximum: "secant", which stops when it has converged; "apgd", the reference (Auto-PGD),
-            which takes all steps; or "auto": secant and, in a ball where that has not converged after 12 steps,
+        ascent: search for the maximum: "secant", which stops when it has settled; "apgd", the reference (Auto-PGD),
+            which takes all steps; or "auto": secant and, in a ball where that has not settled after 12 steps,
             Auto-PGD with three times ``steps`` as well, if more than 13 of them were asked for.
         steps: number of ascent steps, of secant at most, each one forward and at most one backward pass; or, with
             ``average``, number of draws.

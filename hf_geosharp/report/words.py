@@ -135,14 +135,14 @@ def checks(result: SharpnessResult) -> Iterator[Check]:
         settled, count = sum(batch.converged for batch in result.per_batch), len(result.per_batch)
         if settled == count:
             yield Check(
-                "Search converged",
+                "Search settled",
                 "in every batch",
-                "it stopped by its own rule, or its last steps gained almost nothing",
+                "it stopped by its own rule, or its last steps gained almost nothing; another peak may be higher",
                 GOOD,
             )
         else:
             more = "more steps may raise the value in the others"
-            yield Check("Search converged", f"in {settled} of {count} batches", more, OPEN)
+            yield Check("Search settled", f"in {settled} of {count} batches", more, OPEN)
         if rough := sum(batch.rough for batch in result.per_batch):
             yield Check(
                 "Rough balls",

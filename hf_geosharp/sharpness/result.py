@@ -23,12 +23,12 @@ class BatchScore:
 
     ``value`` is the rise of the loss inside the ball (in units of the loss, never negative for the worst case),
     ``steps`` the number of ascent steps taken, ``converged`` whether the ascent stopped by its own rule or the last
-    quarter of the steps raised the value by less than one per cent. ``passes`` counts forward passes at this radius,
-    including those at the starts if they were taken for it; not all have a backward pass (:class:`Passes`).
-    ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost": it found no finite loss above
-    that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise found from each of several starts,
-    of which ``value`` is the largest; it is empty for a single start. ``rough`` says whether the first ascent did not
-    settle, so that Auto-PGD searched the ball as well.
+    quarter of the steps raised the value by less than one per cent (not that no other peak is higher). ``passes``
+    counts forward passes at this radius, including those at the starts if they were taken for it; not all have a
+    backward pass (:class:`Passes`). ``stopped`` says why the ascent ended: "converged", "budget" (of steps), or "lost":
+    it found no finite loss above that at the weights, and ``value`` 0 is not a measurement. ``rises`` has the rise
+    found from each of several starts, of which ``value`` is the largest; it is empty for a single start. ``rough`` says
+    whether the first ascent did not settle, so that Auto-PGD searched the ball as well.
     """
 
     index: int
@@ -224,10 +224,13 @@ class SharpnessResult:
 
     @property
     def converged(self) -> str:
-        """In how many batches the search has converged, in words; and how many of the balls are rough."""
+        """In how many batches the search has settled, in words; and how many of the balls are rough.
+
+        Settled, by its own rule: there may be a higher peak elsewhere in the ball.
+        """
         rough = sum(batch.rough for batch in self.per_batch)
         text = f"{sum(batch.converged for batch in self.per_batch)} of {len(self.per_batch)} batches"
-        return f"converged in {text}" + (f", {rough} rough" if rough else "")
+        return f"settled in {text}" + (f", {rough} rough" if rough else "")
 
     @property
     def unit(self) -> str:

@@ -38,7 +38,7 @@ def test_value_interval_settings_and_versions() -> None:
     assert "inv, geodesic second, worst case" in text
     assert "32 pairs, 2,048 dimensions divided out" in text
     assert "256 in batches of 128, seed 0" in text
-    assert "20 steps of Auto-PGD; converged in 1 of 2 batches" in text
+    assert "20 steps of Auto-PGD; settled in 1 of 2 batches" in text
     assert "Taken with hf-geosharp 0.1.0, torch 2.13.0." in text
     assert "no certificate of generalization" in text
     assert "| 0.03 | 0.00400000 | 0.001 to 0.007 |" in text

@@ -33,7 +33,7 @@ def test_says_everything_at_80_columns(result_with: Make) -> None:
         "0.250000 nats",
         "rho 0.05",
         "inv, geodesic second, worst case, seed 0",
-        "search 20 steps of Auto-PGD; converged in 1 of 2 batches",
+        "search 20 steps of Auto-PGD; settled in 1 of 2 batches",
         "full: 32 pairs (16 query/key, 16 value/output), 2,048 dimensions divided out; folded 4 key bias",
         "reproducible yes (spread 1.5e-06; weights moved by 1e-6, tolerance 1e-3)",
         "adaptive 0.500000",

@@ -204,7 +204,7 @@ def test_the_words_are_those_of_the_case_and_the_metric() -> None:
     average = page_of(full(mode="average", ascent="none", metric="euclidean", profile=None)).text
     assert "Random perturbations" in average
     assert "Euclidean sharpness" in average
-    assert "Search converged" not in average
+    assert "Search settled" not in average
     model = page_of(full(data={"id": "d.csv", "labels": "model"})).text
     assert "so it starts from 0" in model
     numbers = page_of(full(data={"id": "d.csv", "labels": "regression"})).text

@@ -231,7 +231,7 @@ def test_a_score_is_that_of_the_higher_climb_and_tells_both() -> None:
         assert batch.value == pytest.approx(max(first.value, reference.value), rel=1e-9)
         assert batch.rises == ()
         assert batch.passes == PATIENCE + 1 + 61
-    assert auto.converged == f"converged in {sum(b.converged for b in auto.per_batch)} of 3 batches, 3 rough"
+    assert auto.converged == f"settled in {sum(b.converged for b in auto.per_batch)} of 3 batches, 3 rough"
     assert SharpnessResult.from_dict(auto.to_dict()) == auto
     assert not auto.warnings  # a climb that did not settle is no peak of its own
     assert auto.passes.forwards == sum(batch.passes or 0 for batch in auto.per_batch)
