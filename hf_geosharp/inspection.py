@@ -28,7 +28,7 @@ from hf_geosharp.site_report import SiteReport, Totals, site_report, totals_of
 from hf_geosharp.symmetry import cache
 from hf_geosharp.symmetry.find import PRESETS, SMALL, find_symmetries
 from hf_geosharp.symmetry.fingerprint import fingerprint, of_batches
-from hf_geosharp.symmetry.health import HeadHealth, cutoff_of
+from hf_geosharp.symmetry.health import HeadHealth
 from hf_geosharp.symmetry.health import health as health_of
 from hf_geosharp.symmetry.layouts import layouts_of, registered
 from hf_geosharp.symmetry.parameters import leaves, widened
@@ -317,7 +317,6 @@ def _measured(
     model: nn.Module, identity: Mapping[str, Any], wanted: _Wanted, batches: Sequence[Batch] | None, how: str
 ) -> Inspection:
     """The inspection of a model that is not known yet."""
-    cutoff = cutoff_of(model)  # of the weights as they are stored; they may be wider while borrowed
     with _held(model, batches) as held:
         examples, known = held.examples, held.known
         # One proof is enough, the one below, where another takes its time.
@@ -342,7 +341,7 @@ def _measured(
             wanted.tell("health")
             # Dead pairs are none of the verified, but how they are is what one wants to know.
             refuted = {c.name: "" for c in verified.claims if c.status == "failed"}
-            heads = health_of(model, found.without(refuted), cutoff=cutoff)
+            heads = health_of(model, found.without(refuted))
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
     place = {name: number for number, (name, _) in enumerate(model.named_modules())}
     attention = any(p.kind in _ATTENTION for p in found.pairs)

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CUTOFF = 1e-6
+"""Singular value, relative to a product's largest, of a direction that counts in no rank: neither in a score nor in the
+health of a head. In double precision too: weights are mostly stored in single precision, and what rounding them has
+made is no direction in which mix may go far."""
+
 _CUTOFF = {torch.float32: 1e-6, torch.complex64: 1e-6, torch.float64: 1e-12, torch.complex128: 1e-12}
 
 

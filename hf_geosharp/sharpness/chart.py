@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.geometry.gauge import Canonical, canonical
+from hf_geosharp.geometry.gauge import CUTOFF, Canonical, canonical
 from hf_geosharp.geometry.metrics import (
     ENTRY_FRAMES,
     PAIR_METRICS,
@@ -36,11 +36,6 @@ from hf_geosharp.symmetry.views import View, shape_of
 
 _LARGE = 1 << 23
 """Coordinates from which on memory that is free has to be free for others, too; before, it is not worth the time."""
-
-
-CUTOFF = 1e-6
-"""Singular value, relative to a pair's largest, of a direction that is left out. In double precision too: weights are
-mostly stored in single precision, and what rounding them has made is no direction in which mix may go far."""
 
 
 @dataclass(frozen=True)

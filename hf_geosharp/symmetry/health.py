@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.geometry.gauge import CUTOFF
 from hf_geosharp.symmetry.fold import Fold
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Pair
@@ -29,12 +30,6 @@ HEADS = "n"
 
 DEAD = 1e-4
 """A head is dead when the norm of its product is at most this share of the median head's of its kind."""
-
-CUTOFF = {torch.float64: 1e-12}
-"""Directions below this share of a head's largest singular value are not counted, by the dtype of the weights ..."""
-
-CUTOFF_NARROW = 1e-6
-"""... and in every narrower dtype."""
 
 
 @dataclass(frozen=True)
@@ -76,21 +71,15 @@ class HeadHealth:
         return math.hypot(*self.singular_values)
 
 
-def cutoff_of(model: nn.Module) -> float:
-    """The cutoff for the coarsest dtype among a model's parameters."""
-    return max((CUTOFF.get(p.dtype, CUTOFF_NARROW) for p in model.parameters()), default=CUTOFF_NARROW)
-
-
-def health(model: nn.Module, symmetries: SymmetryMap, *, cutoff: float | None = None) -> tuple[HeadHealth, ...]:
+def health(model: nn.Module, symmetries: SymmetryMap, *, cutoff: float = CUTOFF) -> tuple[HeadHealth, ...]:
     """The health of every head of a map, computed in float64 on copies of the weights; the model is only read.
 
     Args:
         model: the model that the map was found on.
         symmetries: its map.
-        cutoff: the share of the largest singular value below which a direction does not count; by default
-            that of the weights' dtype (:func:`cutoff_of`).
+        cutoff: the share of the largest singular value below which a direction does not count; by default that of
+            scores.
     """
-    cutoff = cutoff_of(model) if cutoff is None else cutoff
     found = [
         head
         for pairs, folds in _neighbourhoods(symmetries)

@@ -12,9 +12,10 @@ import click
 import pytest
 
 from hf_geosharp.cli import main
+from hf_geosharp.geometry.gauge import CUTOFF
 from hf_geosharp.inspection import Inspection
 from hf_geosharp.site_report import STATUSES, SiteReport, Slice, Totals
-from hf_geosharp.symmetry.health import CUTOFF, CUTOFF_NARROW, DEAD, HeadHealth
+from hf_geosharp.symmetry.health import DEAD, HeadHealth
 from hf_geosharp.symmetry.layouts import read_layouts
 from tests.docs.page import fenced
 
@@ -60,8 +61,7 @@ def test_every_field_is_explained(record: Any) -> None:
 def test_statuses_and_thresholds_are_those_of_the_code() -> None:
     assert all(f"| `{status}` |" in PAGE for status in STATUSES)
     assert f"at most {DEAD:.0e} of the median" in PAGE.replace("e-4", "e-04")
-    low, high = min(CUTOFF.values()), CUTOFF_NARROW
-    assert f"above {low:.0e} of the largest ({high:.0e} for" in PAGE.replace("1e-6", "1e-06")
+    assert f"above {CUTOFF:.0e} of the largest, as in a score" in PAGE.replace("1e-6", "1e-06")
 
 
 def test_every_file_that_is_named_exists() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp import score
 from hf_geosharp.geometry.gauge import canonical
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.groups import Group
@@ -154,13 +155,18 @@ def test_a_rotary_head_without_a_frequency_has_lost_two_columns() -> None:
     assert (low.kind, low.head, low.rank, low.dim, low.flags) == ("qk", 1, 6, 8, ("rank-deficient",))
 
 
-def test_the_cutoff_goes_by_the_dtype_of_the_weights() -> None:
+def test_ranks_are_counted_as_in_a_score_whatever_the_dtype_of_the_weights() -> None:
+    """In float64 down to 1e-12, where a score leaves out what is below 1e-6."""
     model, symmetries = found("bert")
     values = edit(model, "bert.encoder.layer.0.attention.self.value.weight")
     values[0] = values[1]
     values[0, 0] += 1e-8
-    assert not any(h.flags for h in health(model, symmetries))
-    assert [h.flags for h in health(model, symmetries, cutoff=1e-6) if h.flags] == [("rank-deficient",)]
+    assert not any(h.flags for h in health(model, symmetries, cutoff=1e-12))
+    (low,) = [head for head in health(model, symmetries) if head.flags]
+    (reduced,) = score(model, [batch_of("bert")], steps=1, reproducibility=False).pairs.reduced
+    assert (low.flags, low.rank) == (("rank-deficient",), 7)
+    assert reduced.startswith(low.site)
+    assert f"{low.head} (rank {low.rank})" in reduced
     assert [h.flags for h in health(model.float(), symmetries) if h.flags] == [("rank-deficient",)]
 
 
