@@ -1,9 +1,9 @@
-"""What a forward pass leaves in plain attributes of modules, where the next pass finds it.
+"""What a forward pass leaves in plain attributes and buffers of modules, where the next pass finds it.
 
 Some models keep there what they have computed: position biases for an image size, projected positions for a length, in
-a dictionary or in an attribute that is None, or absent, until it is needed. Such a thing is true of the weights that it
-was computed from. A score runs the model at others, in another precision, a proof with parameters moved; what they
-leave must neither reach their next pass nor stay with the user's model.
+a dictionary or in an attribute that is None, or absent, until it is needed; keys and values in a buffer. Such a thing
+is true of the weights that it was computed from. A score runs the model at others, in another precision, a proof with
+parameters moved; what they leave must neither reach their next pass nor stay with the user's model.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _ABSENT = object()
 
 
 class Carried:
-    """The plain attributes of a model's modules as they are now, to be put back any number of times.
+    """The plain attributes and buffers of a model's modules as they are now, to be put back any number of times.
 
     They are all entries of a module's ``__dict__`` that torch does not keep there itself, with the contents of
-    containers and of tensors (those on the memory of a parameter or a buffer excepted: that is not theirs), and which
-    buffers there are. Where anything but numbers and texts has changed in some module, everything is put back in all of
-    them, for a flag may say what a tensor is; counters alone go on counting. Numbers and texts that are new stay where
-    nothing else is new in their module: they may say that a first pass has set something up, such as hooks.
+    containers and of tensors (those on the memory of a parameter excepted: that is not theirs), and the buffers. Where
+    anything but numbers and texts has changed in some module, everything is put back in all of them, for a flag may say
+    what a tensor is; counters alone go on counting. Numbers and texts that are new stay where nothing else is new in
+    their module: they may say that a first pass has set something up, such as hooks.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,23 +52,17 @@ class Carried:
             for own in (module.__dict__ for module in model.modules())
         ]
         self._contents: dict[int, tuple[Any, Any]] = {}
-        self._tensors: list[tuple[Tensor, int | None, Tensor]] = []
+        self._tensors: list[tuple[Tensor, int | None, Tensor, object]] = []
+        """Each with its version, a copy of what is in it, and its graph."""
         for _, _, kept in self._attributes:
             for value in kept.values():
                 if isinstance(value, (*_CONTAINERS, tuple)):
                     self._watch(value, _DEPTH)
-        found = {
-            id(t): t
-            for _, _, kept in self._attributes
-            for name, value in kept.items()
-            if name != "_buffers"
-            for t in _tensors_in(value)
-        }
-        if found:
-            memory = _memory_of(model)
-            for t in found.values():
-                if type(t) is Tensor and t.layout == torch.strided and not t.is_meta and _memory(t) not in memory:
-                    self._tensors.append((t, _version(t), t.detach().clone()))
+        found = {id(t): t for t in _tensors_of(model)}
+        memory = {_memory(p) for p in model.parameters()} if found else set()
+        for t in found.values():
+            if type(t) is Tensor and t.layout == torch.strided and not t.is_meta and _memory(t) not in memory:
+                self._tensors.append((t, _version(t), t.detach().clone(), t.grad_fn))
 
     def _watch(self, value: Any, depth: int) -> None:
         if type(value) in _CONTAINERS:
@@ -86,9 +80,9 @@ class Carried:
         That tensors were written to is seen by their versions, or with ``whole`` by comparing what is in them.
         """
         written = [
-            (t, value)
-            for t, version, value in self._tensors
-            if version != _version(t) or (whole and not torch.equal(t, value))
+            (t, value, graph)
+            for t, version, value, graph in self._tensors
+            if version != _version(t) or (whole and not _equal(t, value))
         ]
         if not written and not self._changed():
             return
@@ -102,11 +96,50 @@ class Carried:
             if not _same_entries(container, contents):
                 container.clear()
                 (container.extend if isinstance(container, (list, deque)) else container.update)(contents)
-        for t, value in written:
+        for t, value, graph in written:
             with torch.inference_mode(t.is_inference()), torch.no_grad():
-                if not torch.equal(t, value):
-                    t.detach().copy_(value)
-        self._tensors = [(t, _version(t), value) for t, _, value in self._tensors]
+                _take_off(t, graph)
+                if not _equal(t, value):
+                    _once(t.detach(), t).copy_(_once(value, t))
+        self._tensors = [(t, _version(t), value, graph) for t, _, value, graph in self._tensors]
+
+    def take_graphs(self) -> None:
+        """Replaces tensors that passes of the user's have left with their graphs by copies without, to be put back.
+
+        A pass that writes a part of such a tensor would go back through that graph, to weights that are others by now.
+        """
+        for own, _, kept in self._attributes:
+            buffers = kept.get("_buffers")
+            if not isinstance(buffers, dict):
+                buffers = {}  # a scripted module keeps them elsewhere
+            for place, names in ((own, list(kept)), (buffers, list(buffers))):
+                for name in names:
+                    t = place[name]
+                    if type(t) is Tensor and t.grad_fn is not None:
+                        place[name] = t.detach().clone()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What passes write into tensors meanwhile goes into other memory, which the graphs of these passes can keep.
+
+        What is put back into the memory that a graph goes through ends that graph.
+        """
+        kept = [(t, t.data, graph) for t, _, _, graph in self._tensors if not t.is_inference()]
+        memory: dict[object, Tensor] = {}
+        for t, data, _ in kept:
+            if _memory(data) not in memory:
+                whole = torch.empty(0, dtype=data.dtype, device=data.device).set_(data.untyped_storage())
+                memory[_memory(data)] = whole.clone()
+            # Those that share memory share it here too.
+            storage = memory[_memory(data)].untyped_storage()
+            other = torch.empty(0, dtype=data.dtype, device=data.device)
+            t.data = other.set_(storage, data.storage_offset(), data.shape, data.stride())
+        try:
+            yield
+        finally:
+            for t, data, graph in kept:
+                _take_off(t, graph)
+                t.data = data
 
     def _changed(self) -> bool:
         for own, size, kept in self._attributes:
@@ -263,6 +296,33 @@ def _same_entries(now: Any, before: Any) -> bool:
     if isinstance(now, set):
         return bool(now == before)
     return all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
+    """The buffers of a model, and the tensors in plain attributes."""
+    yield from model.buffers()
+    for module in model.modules():
+        for name, value in module.__dict__.items():
+            if name not in _OWN:
+                yield from _tensors_in(value)
+
+
+def _take_off(t: Tensor, graph: object) -> None:
+    """Takes the graph off a tensor that it has got since it had this one: the next pass would add to it."""
+    if t.grad_fn is not graph and not t._is_view():
+        t.detach_()
+
+
+def _equal(t: Tensor, value: Tensor) -> bool:
+    """Whether they hold the same numbers, NaN being one of them."""
+    return torch.equal(t, value) or bool(((t == value) | ((t != t) & (value != value))).all())
+
+
+def _once(values: Tensor, t: Tensor) -> Tensor:
+    """The values of a tensor like ``t`` without the copies that an expanded one has of what is stored once."""
+    for axis, stride in enumerate(t.stride()):
+        values = values.narrow(axis, 0, 1) if stride == 0 else values
+    return values
 
 
 def _version(t: Tensor) -> int | None:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode, in the code that it has gradients in.
 
-    Afterwards every module is in its own mode again, and what passes have left in plain attributes is gone.
+    Afterwards every module is in its own mode again, and what passes have left in plain attributes and buffers is gone.
     """
     from hf_geosharp.carried import Carried
 
     modes = [(module, module.training) for module in model.modules()]
     carried = Carried(model)
     try:
+        carried.take_graphs()
         with no_fast_path():
             model.eval()
             yield

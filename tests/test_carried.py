@@ -44,9 +44,13 @@ class Plain(nn.Module):
     def kept(self, tokens: int) -> Tensor:
         return self.projected(tokens)
 
+    def keys(self, x: Tensor) -> Tensor:
+        found: Tensor = self.k(x)
+        return found
+
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         x = x + self.kept(x.shape[1])
-        weights = (self.q(x) @ self.k(x).mT / WIDTH**0.5).softmax(-1)
+        weights = (self.q(x) @ self.keys(x).mT / WIDTH**0.5).softmax(-1)
         logits = self.head(x + self.o(weights @ self.v(x))).mean(1)
         return {"logits": logits, "loss": logits.square().mean()}
 
@@ -133,6 +137,25 @@ class AsBuffer(Plain):
         return self.table
 
 
+class Keys(Plain):
+    """Keys are written into a table of fixed size and read from there, as code for inference does."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.table = torch.zeros(6, 9, WIDTH, dtype=torch.float64)
+
+    def keys(self, x: Tensor) -> Tensor:
+        self.table[: x.shape[0], : x.shape[1]] = self.k(x)
+        return self.table[: x.shape[0], : x.shape[1]]
+
+
+class KeysInBuffer(Keys):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        table = self.__dict__.pop("table")
+        self.register_buffer("table", table, persistent=False)
+
+
 CACHES = [InDict, Nested, WhenAbsent, WhenNone, InList, AsBuffer]
 
 
@@ -175,7 +198,7 @@ def used(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 3}, {"metric": "adaptive", "ascent": "apgd"}], ids=str)
-@pytest.mark.parametrize("kind", CACHES)
+@pytest.mark.parametrize("kind", [*CACHES, Keys, KeysInBuffer])
 def test_a_cache_changes_no_score(kind: type[Plain], options: dict[str, Any]) -> None:
     expected, found = scored(made(Plain), **options), scored(made(kind), **options)
     assert found.geodesic_sharpness == expected.geodesic_sharpness
@@ -210,7 +233,7 @@ def test_a_cache_without_gradients_is_of_the_weights_of_its_pass(kind: type[Plai
 
 
 @pytest.mark.parametrize("filled", [False, True])
-@pytest.mark.parametrize("kind", [*CACHES, InPlace])
+@pytest.mark.parametrize("kind", [*CACHES, InPlace, Keys, KeysInBuffer])
 def test_nothing_is_left_behind(kind: type[Plain], filled: bool) -> None:
     stages: dict[str, Callable[[nn.Module], Any]] = {
         "find": lambda m: find_symmetries(m, batches()[0], cached=False),
@@ -252,10 +275,24 @@ def test_nothing_is_left_behind_when_a_pass_fails(kind: type[Plain], error: type
         assert attributes(model) == before
 
 
+@pytest.mark.parametrize("kind", [Keys, KeysInBuffer])
+def test_the_graph_of_a_pass_of_the_users_is_left_out_and_stays(kind: type[Plain]) -> None:
+    """A part of the table is written anew; the rest would be differentiated through weights that are others by now."""
+    model = made(kind)
+    model(**{k: v[:, :3] for k, v in batches()[0].items()})
+    table, graph, values = model.table, model.table.grad_fn, model.table.detach().clone()
+    assert graph is not None
+    assert inspect(model, batches(), cached=False).sites == inspect(made(Plain), batches(), cached=False).sites
+    assert scored(model).geodesic_sharpness == scored(made(Plain)).geodesic_sharpness
+    assert model.table is table
+    assert table.grad_fn is graph
+    assert torch.equal(table, values)
+
+
 def test_maps_are_those_of_the_model_without_a_cache() -> None:
     expected = find_symmetries(made(Plain), batches()[0], cached=False)
     assert {p.kind for p in expected.pairs} == {"qk", "vo"}
-    for kind in CACHES:
+    for kind in (*CACHES, Keys, KeysInBuffer):
         assert find_symmetries(made(kind), batches()[0], cached=False) == expected
 
 

@@ -138,7 +138,6 @@ def _borrowed(
     embeddings = [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
     gradients = [(m, m.sparse, m.scale_grad_by_freq) for m in embeddings]
     hooks = [(own, dict(own)) for owner in owners for name in _HOOKS if (own := getattr(owner, name, None))]
-    buffers = [(m, {n: (b, _copy(b)) for n, b in m._buffers.items()}) for m in model.modules()]
     drawn = random_states()
     swapped: list[tuple[Tensor, Tensor]] = []
     bridges: list[RemovableHandle] = []
@@ -176,8 +175,6 @@ def _borrowed(
                 held[name].tensor.copy_(value)
         for tensor, data in swapped:
             tensor.data = data
-        for module, stored_buffers in buffers:
-            _restore_buffers(module, stored_buffers)
         for p, flag, grad in flags:
             p.requires_grad_(flag)
             p.grad = grad
@@ -288,21 +285,3 @@ def _narrow_output(asked: list[torch.dtype], module: nn.Module, args: Any, outpu
 
 def _as(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None else buffer.detach().clone()
-
-
-def _restore_buffers(module: nn.Module, stored: Mapping[str, tuple[Tensor | None, Tensor | None]]) -> None:
-    """The buffers that a module had, with what was in them: forward passes may write or replace them."""
-    for name in [n for n in module._buffers.keys() if n not in stored]:  # noqa: SIM118 - of a scripted module no dict
-        del module._buffers[name]
-    for name, (buffer, value) in stored.items():
-        module._buffers[name] = buffer
-        if buffer is None or value is None or buffer.is_meta or torch.equal(buffer, value):
-            continue
-        for axis, stride in enumerate(buffer.stride()):
-            if stride == 0:  # an expanded buffer is stored once
-                buffer, value = buffer.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
-        buffer.detach().copy_(value)

@@ -9,12 +9,13 @@ names, classes or configurations. Zeros of these derivatives are exact, so neith
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.carried import Carried
 from hf_geosharp.evaluating import evaluating, no_fast_path
 from hf_geosharp.symmetry.cutter import Cutter
 from hf_geosharp.symmetry.events import Trace
@@ -58,7 +59,11 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
     cutter = Cutter(result, Weights(names))
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
-    with differentiable(model), _scoped(model, cutter, result), no_fast_path(), torch.enable_grad(), cutter:
+    with ExitStack() as stack:
+        for context in (differentiable(model), Carried(model).aside(), _scoped(model, cutter, result), no_fast_path()):
+            stack.enter_context(context)
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(cutter)
         outputs = call(model, batch)
     # What the model returns is read by whoever called it.
     result.bypassed |= {norm for t in output_tensors(outputs) if (norm := result.norm_of(t)) is not None}
