@@ -382,7 +382,7 @@ class Objective:
                 if not gradient:
                     continue
                 if not loss.requires_grad:
-                    raise ModelError(f"{_INDEPENDENT} is it detached?")
+                    raise ModelError(f"{_INDEPENDENT} is it detached, or does the model run under torch.no_grad?")
                 scaled = loss * (share * ranks)
                 if alone:
                     graphs.append(scaled)

@@ -58,6 +58,9 @@ SMALL = 1 << 26
 """Parameters of a model that is proved kind by kind already when it is searched, and in double precision."""
 
 
+HIDDEN = "its softmax has no derivatives (under torch.no_grad, inference_mode, or in an autograd.Function?)"
+"""Of a module of whose attention no more than its weights is seen."""
+
 ROWS = "queries or keys are computed by matrices in a way that is not seen as a linear map: numbers are claimed alone"
 """Of matrices that pass for the weights of norms: each coordinate can be scaled, but there is more to it."""
 
@@ -380,7 +383,7 @@ def _overlooked(traced: Trace, sites: Sequence[Attention], pairs: Sequence[Pair]
         yield f"{module or MODEL}: it is compiled to TorchScript, which cannot be looked into"
     for module in traced.hidden:
         if not told(module):
-            yield f"{module}: its softmax has no derivatives"
+            yield f"{module}: {HIDDEN}"
     for module in traced.products:
         if module not in traced.hidden and not told(module):
             yield f"{module}: multiplies what its linear maps write without a softmax"

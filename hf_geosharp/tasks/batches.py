@@ -544,8 +544,9 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
         is_flag = isinstance(value, bool) and name not in _NO_FLAGS
         if not (is_flag or isinstance(value, torch.Tensor)):
             raise DataError(
-                f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out; if these are rows, "
-                "not batches, pass them as a data set (datasets.Dataset.from_list)."
+                f"Batch {number}: {key!r} is a {type(value).__name__}, not a tensor. Leave it out, or wrap the model "
+                "in one that passes it on; if these are rows, not batches, pass them as a data set "
+                "(datasets.Dataset.from_list)."
             )
         if accepted is not None and name not in accepted and not name.startswith("_"):
             raise DataError(

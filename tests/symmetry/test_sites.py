@@ -20,6 +20,7 @@ from torch.nn.utils import parametrizations, prune
 
 from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.feature_views import _nested, _regular
+from hf_geosharp.symmetry.find import HIDDEN
 from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import (
     HEAD,
@@ -1188,13 +1189,17 @@ class Gate(nn.Module):
     ("module", "reason"),
     [
         (Gate, "its weights come from one side, no query meets a key"),
-        (of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))), "its softmax has no derivatives"),
+        (of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))), HIDDEN),
+        (
+            of(lambda m, x, q, k, v: joined(torch.no_grad()(nn.functional.scaled_dot_product_attention)(q, k, v))),
+            HIDDEN,
+        ),
         (
             of(lambda m, x, q, k, v: joined(torch.tanh(q @ (k.mT @ v)))),
             "multiplies what its linear maps write without a softmax",
         ),
     ],
-    ids=["a gate", "a function of its own", "without a softmax"],
+    ids=["a gate", "a function of its own", "without gradients", "without a softmax"],
 )
 def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callable[[], nn.Module], reason: str) -> None:
     found = find_symmetries(Residual(nn.Identity(), module()), inputs())
