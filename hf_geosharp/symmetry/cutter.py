@@ -79,6 +79,8 @@ class Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
+        if getattr(func, "__name__", "") != "__get__":  # a shape or a type is no number
+            self.trace.read((*args, *kwargs.values()))
         result = self._called(func, args, kwargs)
         self._tell(func, args, kwargs, result)
         return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -85,6 +86,21 @@ class Trace:
     """The products themselves."""
     operations: dict[str, set[object]] = field(default_factory=dict)
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
+    unread: dict[int, list[tuple[Tensor, str, int]]] = field(default_factory=dict)
+    """Tensors that modules have returned and nobody has read since, by identity, with their modules and places."""
+
+    def returned(self, module: str, tensors: Sequence[Tensor]) -> None:
+        """Notes what a module has returned."""
+        for place, tensor in enumerate(tensors):
+            self.unread.setdefault(id(tensor), []).append((tensor, module, place))
+
+    def read(self, arguments: Iterable[object]) -> None:
+        """Notes that somebody reads these, or what is in them if they are lists."""
+        for x in arguments if self.unread else ():
+            if isinstance(x, (list, tuple)):
+                self.read(x)
+            for _, module, place in self.unread.pop(id(x), ()):
+                self.calls[module].read.add(place)
 
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""

@@ -124,14 +124,18 @@ class LocalTwin:
         self._bases: dict[float, list[Tensor]] = {}
 
     def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
-        """The module's floating-point outputs with these weights, on what it was called with times ``scale``."""
+        """The module's floating-point outputs with these weights, on what it was called with times ``scale``.
+
+        Those that somebody reads, if that is known of some.
+        """
         args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
         # What the last run has left in plain attributes was computed from other weights.
         self._carried.put_back()
         with torch.no_grad(), Widened(), double_by_default(), the_same_drawn():
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
-        return output_tensors(outputs)
+        tensors = output_tensors(outputs)
+        return [y for place, y in enumerate(tensors) if place in self.recorded.read] or tensors
 
     def test(self, symmetry: Symmetry, scale: float = 1.0) -> tuple[float, float]:
         """(deviation, control): relative change of the output along the symmetry, and when it is broken on purpose."""

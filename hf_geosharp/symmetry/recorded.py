@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,10 +12,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of a module."""
+    """The arguments of one call of a module.
+
+    Attributes:
+        read: which of the tensors that it returned somebody reads, as far as that is known: a module may return keys
+            and values, or what it looked like inside, next to what its model goes on with.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    read: set[int] = field(default_factory=set)
 
     @property
     def has_modules(self) -> bool:

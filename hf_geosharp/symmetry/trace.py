@@ -66,6 +66,8 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         stack.enter_context(cutter)
         outputs = call(model, batch)
     # What the model returns is read by whoever called it.
+    result.read(output_tensors(outputs))
+    result.unread.clear()
     result.bypassed |= {norm for t in output_tensors(outputs) if (norm := result.norm_of(t)) is not None}
     return result
 
@@ -100,6 +102,9 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         name = cutter.scope.pop()
+        if name in result.calls:
+            with torch._C.DisableTorchFunction():
+                result.returned(name, output_tensors(output))
         if is_norm(module) and isinstance(output, Tensor):
             with torch._C.DisableTorchFunction():
                 cutter.alive.append(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -463,6 +464,67 @@ def test_attention_that_goes_to_one_token_alone_on_larger_inputs_says_nothing() 
     found = find_symmetries(Residual(Projected(lambda m, x, q, k, v: attend(1e3 * q, 1e3 * k, v))), inputs())
     assert kinds(found) == {"qk": f"GL({HEAD})", "vo": f"GL({HEAD})"}
     assert found.limited == ()
+
+
+class Telling(nn.Module):
+    """Attention that returns its keys and values, and what it looked like inside, next to its output."""
+
+    def __init__(self, pack: Callable[[Tensor, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.pack = pack
+        self.q, self.k, self.v, self.o = (nn.Linear(HAND_WIDTH, HAND_WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (split(p(x), HAND_WIDTH // HEAD) for p in (self.q, self.k, self.v))
+        weights = torch.softmax(q @ k.mT, dim=-1)
+        return self.pack(self.o(joined(weights @ v)), {"keys": k, "values": v, "weights": weights})
+
+
+class Listening(nn.Module):
+    """A model that goes on with what ``read`` takes of it."""
+
+    def __init__(self, pack: Callable[[Tensor, dict[str, Any]], Any], read: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.attention, self.head, self.read = Telling(pack), nn.Linear(HAND_WIDTH, 5), read
+        self.double().eval()
+        randomise(self, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.read(self.attention(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("pack", "read", "kinds"),
+    [
+        (lambda y, inside: (y, inside), lambda out: out[0], {"qk", "vo"}),
+        (lambda y, inside: {"inside": inside, "y": y}, lambda out: out["y"], {"qk", "vo"}),
+        (lambda y, inside: SimpleNamespace(y=y, **inside), lambda out: out.y + 0 * out.keys.shape[0], {"qk", "vo"}),
+        (lambda y, inside: (y, inside), lambda out: out[0] + joined(out[1]["keys"]).tanh(), {"vo"}),
+        (lambda y, inside: (inside, y), lambda out: torch.stack([out[1], joined(out[0]["values"])]).sum(0), {"qk"}),
+    ],
+    ids=[
+        "a tuple",
+        "a dictionary",
+        "an object, of which a shape is read",
+        "keys are read",
+        "values are read in a list",
+    ],
+)
+def test_of_what_a_module_returns_that_counts_which_the_model_reads(
+    pack: Callable[[Tensor, dict[str, Any]], Any], read: Callable[[Any], Tensor], kinds: set[str]
+) -> None:
+    model = Listening(pack, read)
+    found = find_symmetries(model, inputs(), cached=False, prove=False)
+    assert {p.kind for p in found.pairs} == kinds
+    assert all(str(p.group) == f"GL({HEAD})" for p in found.pairs)
+    assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+def test_what_a_model_itself_returns_counts() -> None:
+    model = Telling(lambda y, inside: (y, inside["keys"]))
+    model.double().eval()
+    randomise(model, 0)
+    assert {p.kind for p in find_symmetries(model, inputs(), cached=False, prove=False).pairs} == {"vo"}
 
 
 def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:
