@@ -49,6 +49,8 @@ _SETTINGS = (bool, int, float, str, torch.dtype)
 
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
+_LOOKUPS = {functional.embedding, functional.embedding_bag}
+
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
 
 
@@ -117,6 +119,9 @@ class Cutter(TorchFunctionMode):
             compared = self._mixing(args)
         elif func in _TIMES:
             self._weighing(args)
+        elif func in _LOOKUPS:
+            tables = (self.trace.parameters.get(id(x)) for x in (*args, *kwargs.values()))
+            self.trace.looked_up.update(name for name in tables if name is not None)
         elif func in _PICKS:
             self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
         elif func in _MINUS and len(args) == 2 and _is_common(args[1]):
@@ -161,7 +166,7 @@ class Cutter(TorchFunctionMode):
     def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """Notes who but linear maps reads what a norm wrote."""
         name = getattr(func, "__name__", "")
-        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
             changed = args[0] if args else None
             norm = self.trace.norm_of(changed) if isinstance(changed, Tensor) else None
             if norm is not None:

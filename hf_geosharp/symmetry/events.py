@@ -70,6 +70,8 @@ class Trace:
     """What each of them read, with its graph, the name of its vector of weights, and that of its bias or ""."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
+    looked_up: set[str] = field(default_factory=set)
+    """Parameters of which rows are looked up, as an embedding does."""
     mixing: set[int] = field(default_factory=set)
     """Identities of softmaxes whose weights are multiplied with something that is computed."""
     weighing: set[int] = field(default_factory=set)

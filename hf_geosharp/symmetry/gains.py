@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
-from hf_geosharp.symmetry.trace import is_norm
+from hf_geosharp.symmetry.trace import norm_parameters
 
 
 def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[Gain]:
@@ -26,6 +26,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
                 owners[id(p)] = owners.get(id(p), 0) + 1
     parameters = dict(model.named_parameters(remove_duplicate=False))
     private = {names[id(p)] for p in parameters.values() if id(p) in names and owners.get(id(p)) == 1}
+    private -= trace.looked_up
     uses: dict[str, list[Linear]] = {}
     for linear in trace.linears:
         uses.setdefault(linear.weight.parameter, []).append(linear)
@@ -40,14 +41,15 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
                 trace.bypassed.add(norm)
     for path, module in model.named_modules():
         readers = reads.get(path, [])
-        if not readers or path in trace.bypassed or not is_norm(module) or path not in trace.calls:
+        own = norm_parameters(module)
+        if not readers or path in trace.bypassed or own is None or path not in trace.calls:
             continue
-        if id(module._parameters["weight"]) not in names:
+        if any(id(p) not in names for p in own if p is not None):
             continue
-        mapped = _readers(readers, private, module._parameters["weight"].shape[0])
+        mapped = _readers(readers, private, own[0].shape[0])
         if mapped is None:
             continue
-        gain = _gain(module, path, mapped, names, LocalTwin(module, trace.calls[path], names))
+        gain = _gain(own, path, mapped, names, LocalTwin(module, trace.calls[path], names))
         if gain is not None:
             yield gain
 
@@ -75,11 +77,11 @@ def _readers(linears: Sequence[Linear], private: set[str], size: int) -> tuple[R
 
 
 def _gain(
-    norm: nn.Module, path: str, readers: tuple[Reader, ...], names: Mapping[int, str], twin: LocalTwin
-) -> Gain | None:
+    own: tuple[nn.Parameter, nn.Parameter | None], path: str, readers: tuple[Reader, ...], names: Mapping[int, str],
+    twin: LocalTwin,
+) -> Gain | None:  # fmt: skip
     """The fold of a norm, with the offset (weight or 1 + weight) under which its output scales with the gain."""
-    weight, bias = norm._parameters["weight"], norm._parameters.get("bias")
-    assert weight is not None
+    weight, bias = own
     gain_name = names[id(weight)]
     bias_name = names[id(bias)] if bias is not None else None
     base = twin.run(twin.weights)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Call:
 
     @property
     def has_modules(self) -> bool:
-        """Whether modules were among them."""
-        return any(isinstance(x, nn.Module) for x in (*self.args, *self.kwargs.values()))
+        """Whether modules were among them, or functions, which may be of a module or call one."""
+        return any(callable(x) for x in (*self.args, *self.kwargs.values()))
 
 
 def mapped(x: Any, change: Callable[[Any], Any]) -> Any:

@@ -24,12 +24,18 @@ from hf_geosharp.symmetry.recorded import Call, detached
 from hf_geosharp.symmetry.weights import Weights
 
 
-def is_norm(module: nn.Module) -> bool:
-    """A module without children that has a vector of weights: what it does is probed."""
+def norm_parameters(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+    """The vector of weights of a module that may be a norm, and its bias if it has one: what it does is probed.
+
+    They are its first parameters, whatever their names, and there are none in modules inside.
+    """
     if isinstance(module, torch.jit.ScriptModule):
-        return False
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.ndim == 1 and not module._modules
+        return None
+    named = sorted(module._parameters.items(), key=lambda item: item[0] != "weight")
+    weight, bias, *_ = *(p for _, p in named if p is not None), None, None
+    if weight is None or weight.ndim != 1 or any(True for child in module.children() for _ in child.parameters()):
+        return None
+    return weight, bias if bias is not None and bias.shape == weight.shape else None
 
 
 def _multiplies(module: nn.Module) -> bool:
@@ -94,7 +100,7 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             cutter.scope.append(name)
-            if name not in result.calls and (module._modules or is_norm(module) or _multiplies(module)):
+            if name not in result.calls and (module._modules or norm_parameters(module) or _multiplies(module)):
                 with torch._C.DisableTorchFunction():
                     result.calls[name] = Call(detached(args), detached(kwargs))
 
@@ -105,13 +111,14 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
         if name in result.calls:
             with torch._C.DisableTorchFunction():
                 result.returned(name, output_tensors(output))
-        if is_norm(module) and isinstance(output, Tensor):
+        own = norm_parameters(module)
+        if own is not None and isinstance(output, Tensor):
             with torch._C.DisableTorchFunction():
                 cutter.alive.append(output)
                 result.norms[output.untyped_storage().data_ptr()] = name
-                gain = result.parameters.get(id(module._parameters["weight"]))
+                gain = result.parameters.get(id(own[0]))
                 if gain is not None and args and isinstance(args[0], Tensor):
-                    bias = result.parameters.get(id(module._parameters.get("bias")), "")
+                    bias = result.parameters.get(id(own[1]), "")
                     result.before_norm[name] = args[0], gain, bias
 
     for name, module in model.named_modules():

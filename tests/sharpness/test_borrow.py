@@ -139,6 +139,7 @@ class Counting(nn.Module):
         self.register_buffer("calls", torch.zeros(1))
         self.register_buffer("table", torch.ones(2))
         self.register_buffer("spread", torch.zeros(1, 1).expand(4, 3), persistent=False)
+        self.register_buffer("sparse", torch.eye(3).to_sparse(), persistent=False)  # as that of Whisper's heads
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         self.calls += 1

@@ -527,6 +527,39 @@ def test_what_a_model_itself_returns_counts() -> None:
     assert {p.kind for p in find_symmetries(model, inputs(), cached=False, prove=False).pairs} == {"vo"}
 
 
+class Sublayer(nn.Module):
+    """What is around a function that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(HAND_WIDTH)
+
+    def forward(self, x: Tensor, inside: Callable[[Tensor], Tensor]) -> Tensor:
+        return x + inside(self.norm(x))
+
+
+class Given(nn.Module):
+    """Attention that runs inside another module, as a function: no call of its own is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.around = Projected(), Sublayer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.around(x, lambda y: self.attention.forward(y))  # type: ignore[no-any-return]
+
+
+def test_attention_that_is_given_as_a_function_is_tried_with_what_is_around_it() -> None:
+    model = Residual(Given(), Given()).float()
+    found = find_symmetries(model, {"x": inputs()["x"].float()}, prove=False)
+    assert Counter((p.kind, str(p.group), p.copies) for p in found.pairs) == {
+        ("qk", f"GL({HEAD})", 4): 2,
+        ("vo", f"GL({HEAD})", 4): 2,
+    }
+    assert not found.unrecognised
+    assert verify(model.double(), found, [inputs(1)], each=True).map == found
+
+
 def test_values_that_are_bent_have_no_pair_and_their_bias_does_not_fold() -> None:
     found = handmade("nonlinear v")
     assert kinds(found) == {"qk": "GL(6)"}

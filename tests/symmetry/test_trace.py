@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
 
 from hf_geosharp.symmetry.events import Linear, Trace
-from hf_geosharp.symmetry.trace import is_norm, trace
+from hf_geosharp.symmetry.trace import norm_parameters, trace
 from hf_geosharp.symmetry.weights import Slab, Weights
 from tests.families import BY_NAME, batch_of, build, identical, state
 from tests.symmetry.handmade import (
@@ -376,12 +376,16 @@ def test_what_a_norm_wrote_is_known_by_its_storage() -> None:
     assert found.bypassed == set()
 
 
-def test_a_norm_is_a_module_without_children_that_has_a_vector_of_weights() -> None:
-    assert is_norm(nn.LayerNorm(3))
-    assert is_norm(Norm())
-    assert not is_norm(nn.LayerNorm(3, elementwise_affine=False))
-    assert not is_norm(nn.Linear(3, 3))
-    assert not is_norm(nn.Sequential(nn.LayerNorm(3)))
+def test_a_norm_is_a_module_with_a_vector_of_weights_and_no_parameters_inside() -> None:
+    norm, around = nn.LayerNorm(3), nn.Sequential(nn.LayerNorm(3, elementwise_affine=False))
+    assert norm_parameters(norm) == (norm.weight, norm.bias)
+    rms = Norm()
+    assert norm_parameters(rms) == (rms.weight, None)
+    around.gamma = nn.Parameter(torch.ones(3))
+    assert norm_parameters(around) == (around.gamma, None)
+    assert norm_parameters(nn.LayerNorm(3, elementwise_affine=False)) is None
+    assert norm_parameters(nn.Linear(3, 3)) is None
+    assert norm_parameters(nn.Sequential(nn.LayerNorm(3))) is None
 
 
 def test_arguments_of_first_calls_are_kept_as_values_without_a_graph() -> None:
