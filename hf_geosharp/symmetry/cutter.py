@@ -73,6 +73,10 @@ class Cutter(TorchFunctionMode):
         """Nodes that are made of none of these."""
         self._added: dict[Any, Tensor] = {}
         """Nodes that add something to that, and their results."""
+        self._mixed_heads: dict[Any, Tensor] = {}
+        """Nodes of linear maps that mix several heads, and the logits or weights that they read."""
+        self._mixes: Tensor | None = None
+        """What a linear map reads that is not cut, for it mixes heads."""
         self._bent: dict[Any, Tensor] = {}
         """Nodes that bend something made of that, entry by entry, and what they bend."""
 
@@ -149,6 +153,8 @@ class Cutter(TorchFunctionMode):
         if made is not None:
             return made
         result = func(*args, **kwargs)
+        if self._mixes is not None:
+            self._mixed_heads[result.grad_fn], self._mixes = self._mixes, None
         if compared and result.grad_fn is not None:
             self._products[result.grad_fn] = result
             self.trace.compared.append(Product(result, tuple(self.scope)))
@@ -345,7 +351,14 @@ class Cutter(TorchFunctionMode):
         Where nothing bends them, a decay multiplies them say, weights are the first factor.
         """
         operands = [x for x in args if isinstance(x, Tensor)]
-        if not self._products or len(operands) != 2:
+        if len(operands) != 2 or any(self._weights.owned(x) is not False for x in operands):
+            return args
+        for i, weights in enumerate(operands):
+            (softmax, changed), axis = self._softmax_behind(weights), _summed(args, i)
+            if softmax is not None and changed and axis is not None:
+                softmax.leaf = weights.detach().movedim(axis, -1).clone().requires_grad_()
+                return [softmax.leaf.movedim(-1, axis) if x is weights else x for x in args]
+        if not self._products:
             return args
         behind = [self._logits(x, self._bent) for x in operands]
         if behind == [None, None] and operands[0].grad_fn not in self._products:
@@ -358,6 +371,16 @@ class Cutter(TorchFunctionMode):
             self._note(Softmax(logits.movedim(axis, -1), leaf, tuple(self.scope)))
             return [leaf.movedim(-1, axis) if x is weights else x for x in args]
         return args
+
+    def _softmax_behind(self, weights: Tensor) -> tuple[Softmax | None, bool]:
+        """The softmax that weights are made of, if of nothing else but parameters, and whether there are such.
+
+        Heads may be mixed, normalised, or weighed by a decay.
+        """
+        leaves = self.trace.sources(weights) if weights.ndim > 3 and self.trace.softmaxes else []
+        made = [x for x in leaves if id(x) not in self.trace.parameters]
+        softmax = next((s for s in self.trace.softmaxes if s.leaf is made[0]), None) if len(made) == 1 else None
+        return softmax, len(leaves) > 1
 
     def _compares(self, tensor: Any) -> bool:
         """Whether a tensor is made of a product of what linear maps wrote."""
@@ -385,7 +408,10 @@ class Cutter(TorchFunctionMode):
         return next(iter(logits.values())) if len(logits) == 1 and not leaves else None
 
     def _up_to(self, tensor: Tensor, ends: Container[Any]) -> tuple[set[Any], bool]:
-        """Nodes among ``ends`` that a tensor is made of, and whether it is made of leaves by other ways, too."""
+        """Nodes among ``ends`` that a tensor is made of, and whether it is made of what is computed by other ways, too.
+
+        Parameters, of a decay or a bias, are not computed.
+        """
         found, leaves, seen, stack = set(), False, set(), [tensor.grad_fn]
         while stack:
             node = stack.pop()
@@ -395,7 +421,7 @@ class Cutter(TorchFunctionMode):
             if node in ends:
                 found.add(node)
                 continue
-            leaves |= hasattr(node, "variable")
+            leaves |= hasattr(node, "variable") and id(node.variable) not in self.trace.parameters
             stack.extend(n for n, _ in node.next_functions)
         return found, leaves
 
@@ -453,7 +479,7 @@ class Cutter(TorchFunctionMode):
             return None
         result = func(input.detach(), *args, **kwargs)
         leaf = result.detach().movedim(dim, -1).clone().requires_grad_()
-        found = Softmax(input.movedim(dim, -1), leaf, tuple(self.scope))
+        found = Softmax(self._before_mixing(input, dim), leaf, tuple(self.scope))
         self._note(found)
         if _picked(input):
             self.trace.selecting.add(id(found))
@@ -469,6 +495,9 @@ class Cutter(TorchFunctionMode):
         the outputs there are several leaves, put together as the weight was.
         """
         if bias is not None and bias.shape != (shape[axis],):
+            return None
+        if not grouped and self._mixing_heads(source, source_axis):
+            self._mixes = source
             return None
         slab, rows = self._weights.slab(weight, out, inner), torch.arange(shape[axis])
         whole = None if slab is None else Part(slab, rows, rows)
@@ -501,12 +530,51 @@ class Cutter(TorchFunctionMode):
             result = result + bias.view(-1, *[1] * (-1 - axis))
         return result
 
+    def _mixing_heads(self, source: Tensor, axis: int) -> bool:
+        """Whether a linear map along an axis mixes heads: their logits, before a softmax, or their weights, after it.
+
+        It reads one number of each head for each query and key. So one index of what it reads is one head, all queries
+        and keys.
+        """
+        ends = {node: x for node, x in self._products.items() if x.ndim > 3}
+        nodes, more = self._up_to(source, ends) if ends else (set(), False)
+        if len(nodes) == 1 and not more:
+            whole = ends[nodes.pop()]
+        else:
+            softmax, _ = self._softmax_behind(source)
+            if softmax is None:
+                return False
+            whole = softmax.leaf
+        at = _single(source, axis, whole)
+        return at is not None and at < whole.ndim - 2
+
+    def _before_mixing(self, input: Tensor, axis: int) -> Tensor:
+        """Logits with the axis of the keys last, as they were before heads were mixed if they are."""
+        if self._mixed_heads:
+            nodes, _ = self._up_to(input, self._mixed_heads)
+            logits = self._mixed_heads[nodes.pop()] if len(nodes) == 1 else None
+            keys = None if logits is None else _single(input, axis, logits)
+            if logits is not None and keys is not None:
+                return logits.movedim(keys, -1)
+        return input.movedim(axis, -1)
+
     def _note(self, event: Linear | Softmax) -> None:
         self.trace.order.append(event)
         if isinstance(event, Linear):
             self.trace.linears.append(event)
         else:
             self.trace.softmaxes.append(event)
+
+
+def _single(tensor: Tensor, axis: int, source: Tensor) -> int | None:
+    """The one axis along which the first index of a tensor's axis is made of one index of ``source`` alone, if any."""
+    (gradient,) = torch.autograd.grad(tensor.select(axis, 0).sum(), source, retain_graph=True, allow_unused=True)
+    if gradient is None:
+        return None
+    axes = range(source.ndim)
+    used = [int((gradient != 0).movedim(a, 0).flatten(1).any(1).sum()) for a in axes]
+    single = [a for a in axes if used[a] == 1 and source.shape[a] > 1]
+    return single[0] if len(single) == 1 else None
 
 
 def _summed(args: Sequence[Any], operand: int) -> int | None:

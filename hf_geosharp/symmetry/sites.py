@@ -333,7 +333,8 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
 
     # Where the first key is padding, before the first block say, another one shows which are keys.
     rows = [counted(-2, i) for i in dict.fromkeys((last[0], 0, last[0] // 2))]
-    column = max((counted(-1, i) for i in dict.fromkeys((0, last[1] // 2, last[1]))), key=_alive)
+    columns = [counted(-1, i) for i in dict.fromkeys((0, last[1] // 2, last[1]))]
+    column = max(columns, key=lambda column: (_alive(column), float(sum(c.sum() for c in column))))
     keys = told(max(rows, key=_alive))
     if keys is None and last[0]:
         # The last query may be a block of its own, which reads one key: another one reads more.

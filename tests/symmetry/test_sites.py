@@ -621,6 +621,51 @@ def _late(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return joined(torch.einsum("bnts,bnsh->bnth", weights, v) / weights.sum(-1, keepdim=True))
 
 
+def _by_einsum(x: Tensor, mix: Tensor) -> Tensor:
+    return torch.einsum("bnts,nm->bmts", x, mix)
+
+
+def _by_convolution(x: Tensor, mix: Tensor) -> Tensor:
+    return functional.conv2d(x, mix)
+
+
+def _by_linear(x: Tensor, mix: Tensor) -> Tensor:
+    return functional.linear(x.permute(0, 2, 3, 1), mix).permute(0, 3, 1, 2)
+
+
+def _mixed_heads(where: str, mix: Callable[[Tensor, Tensor], Tensor] = _by_einsum) -> Core:
+    """Talking heads: logits of all heads mixed before the softmax, weights after it, and normalised."""
+
+    def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        logits = q @ k.mT / 2
+        weights = torch.softmax(mix(logits, m.mix) if "before" in where else logits, dim=-1)
+        weights = mix(weights, m.mix) if "after" in where else weights
+        if "norm" in where:
+            weights = functional.layer_norm(weights.movedim(1, -1), (4,), m.gain).movedim(-1, 1)
+        return joined(weights @ v)
+
+    return core
+
+
+def _windows(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each query sees the keys of its window and of the one before, up to three places back: few see the first."""
+    size, rest = 3, x.shape[1] % 3
+    q, k, v = (t[..., rest:, :].unflatten(-2, (-1, size)) for t in (q, k, v))
+    k, v = (torch.cat([functional.pad(t, (0, 0, 0, 0, 1, -1)), t], -2) for t in (k, v))
+    at = torch.arange(q.shape[2] * size).view(-1, size)
+    key_at = torch.cat([functional.pad(at, (0, 0, 1, -1), value=-1), at], -1)[:, None]
+    hidden = (key_at > at[..., None]) | (at[..., None] > key_at + size) | (key_at < 0)
+    weights = torch.softmax((q @ k.mT).masked_fill(hidden, -1e30), -1)
+    return functional.pad(joined((weights @ v).flatten(2, 3)), (0, 0, rest, 0))
+
+
+def _learned_decay(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The older a key is the less it counts, in each head by a factor of its own."""
+    at = torch.arange(TOKENS)
+    age = (at[:, None] - at).clamp_min(0)
+    return joined((q @ k.mT * (torch.sigmoid(m.decay) ** age).tril()) @ v)
+
+
 def _decaying(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The older a key is the less it counts; no function of the logits is taken."""
     at = torch.arange(TOKENS)
@@ -654,6 +699,19 @@ OTHERS = {
     "a softmax written out, less the largest": Site(
         of(_weights(lambda x: _shares(torch.exp(x - x.max(-1, keepdim=True).values))))
     ),
+    "heads mixed before the softmax": Site(of(_mixed_heads("before"), mix=(4, 4))),
+    "heads mixed after the softmax": Site(of(_mixed_heads("after"), mix=(4, 4)), folds=KEY_BIAS),
+    "heads mixed on both sides of it, by a convolution": Site(
+        of(_mixed_heads("before after", _by_convolution), mix=(4, 4, 1, 1)), folds=KEY_BIAS
+    ),
+    "heads mixed on both sides of it, by a linear map of what is turned": Site(
+        of(_mixed_heads("before after", _by_linear), mix=(4, 4)), folds=KEY_BIAS
+    ),
+    "weights of all heads mixed and normalised": Site(
+        of(_mixed_heads("after norm"), mix=(4, 4), gain=(4,)), folds=KEY_BIAS
+    ),
+    "a window before each window": Site(of(_windows), folds=KEY_BIAS),
+    "a decay that is learned": Site(of(_learned_decay, decay=(4, 1, 1)), folds=NONE),
     "a softmax written out, masked": Site(of(_weights(_masked))),
     "a softmax written out, divided afterwards": Site(of(_late)),
     "a softmax by the logarithm of the sum": Site(
@@ -715,12 +773,6 @@ def _order(side: str, index: list[int], axis: int) -> Core:
 def _again(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The output projection reads queries too."""
     return attend(q, k, v) + 0.1 * joined(q)
-
-
-def _mixed_heads(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Logits of all heads mixed before the softmax."""
-    logits = torch.einsum("bnts,nm->bmts", q @ k.mT, m.mix)
-    return joined(torch.softmax(logits, dim=-1) @ v)
 
 
 def _parametrised(parametrise: Callable[..., object], parts: str) -> Callable[[], nn.Module]:
@@ -807,7 +859,6 @@ UNCLAIMED = {
     "products that are summed": Site(
         lambda: Applied(lambda x, w: (x[:, None, :, None] * w[:, None]).sum(-1)), NONE, folds=NONE, named=("qk",)
     ),
-    "logits of all heads mixed": Site(of(_mixed_heads, mix=(4, 4)), NONE, named=("qk",)),
 }  # fmt: skip
 
 SITES = {**LAYOUTS, **MADE, **CORES, **OTHERS, **SUB_NORMS, **UNCLAIMED}
