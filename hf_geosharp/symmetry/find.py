@@ -522,8 +522,11 @@ def _apart(views: Sequence[View]) -> tuple[View, ...]:
 def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
     """Key and value biases that may fold."""
     views = pair.h if pair.kind == "qk" else pair.g
-    for weight, bias in pairwise(views):
-        if any(n[0] == "i" for n in bias.rows) or not any(n[0] == "i" for n in weight.rows):
+    for at, bias in enumerate(views):
+        # That of a linear map follows its weight; one that was added in another way may come before.
+        beside = (*views[max(0, at - 1) : at], *views[at + 1 : at + 2])
+        weight = next((v for v in beside if any(n[0] == "i" for n in v.rows)), None)
+        if weight is None or any(n[0] == "i" for n in bias.rows):
             continue
         if pair.kind == "qk":
             yield KeyBias("", pair.module, bias, weight)

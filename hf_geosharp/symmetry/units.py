@@ -79,13 +79,8 @@ def _felt(reader: Linear, sources: list[Tensor]) -> list[Tensor]:
 
 def _candidates(writer: Linear, readers: list[Linear], families: Families) -> Iterator[list[Pair | Scale]]:
     """Lists of what units may be, of each the largest group first."""
-    outputs, in_a_row = families.outputs(writer), list[Pair | Scale]()
+    outputs = families.outputs(writer)
     sizes = [r.source.shape[r.source_axis] for r in readers]
-    if set(sizes) == {writer.outputs} and all(_same(writer, r) for r in readers):
-        inputs = [families.inputs(r) for r in readers]
-        if None not in inputs and writer.outputs <= min(writer.inputs, sum(r.outputs for r in readers)):
-            scope = common([x.scope for x in (writer, *readers)])
-            in_a_row += _pair("lora", scope, Group(sizes[0]), outputs, inputs, range(sizes[0]), families)
     simple = set(sizes) == {writer.outputs}
     reached = [None if simple else _reached(writer, r) for r in readers]
     for size in dict.fromkeys(sizes):
@@ -97,11 +92,22 @@ def _candidates(writer: Linear, readers: list[Linear], families: Families) -> It
                     r for r, felt in zip(readers, reached, strict=True) if felt is None or bool(felt[features].any())
                 ]
                 if own and all(r.source.shape[r.source_axis] == size for r in own):
-                    found.append(list(_scaled(writer, own, outputs, features, families)))
+                    in_a_row = _in_a_row(writer, own, outputs, features, families)
+                    found.append([*in_a_row, *_scaled(writer, own, outputs, features, families)])
             if any(found):
-                yield from ([*in_a_row, *found[0]], *found[1:])
+                yield from found
                 return
-    yield in_a_row
+
+
+def _in_a_row(
+    writer: Linear, readers: list[Linear], outputs: tuple[int, int], features: range, families: Families
+) -> Iterator[Pair]:
+    """The pair of two maps in a row, if the second ones read features as they were written."""
+    inputs = [families.inputs(r) for r in readers]
+    narrow = len(features) <= min(writer.inputs, sum(r.outputs for r in readers))
+    if narrow and None not in inputs and all(_same(writer, r, features) for r in readers):
+        scope = common([x.scope for x in (writer, *readers)])
+        yield from _pair("lora", scope, Group(len(features)), outputs, inputs, features, families)
 
 
 def _reached(writer: Linear, reader: Linear) -> Tensor:
@@ -141,9 +147,12 @@ def _pair(
     yield Pair("", kind, scope, group, tuple(g), tuple(columns.values()))
 
 
-def _same(writer: Linear, reader: Linear) -> bool:
-    """Whether the reader reads what was written, up to a factor."""
+def _same(writer: Linear, reader: Linear, features: range) -> bool:
+    """Whether the reader reads these features as they were written, up to a factor."""
     x, y = reader.source.detach(), writer.leaf.detach()
+    if len(features) < writer.outputs:
+        chosen = y.movedim(writer.axis, -1)[..., slice(features.start, features.stop, features.step)]
+        y = chosen.movedim(-1, writer.axis)
     if x.shape != y.shape or reader.source_axis % x.ndim != writer.axis % y.ndim:
         return False
     factor = float((x * y).sum() / (y * y).sum())

@@ -346,6 +346,21 @@ class Handed(Projected):
         return mixed.transpose(0, 1)
 
 
+class Assembled(nn.Module):
+    """One weight for all three projections, whose bias is put together of those of queries and values, and zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(4 * HEAD)) for _ in range(2))
+        self.register_buffer("k_bias", torch.zeros(4 * HEAD), persistent=False)
+        self.qkv, self.o = nn.Linear(WIDTH, 3 * 4 * HEAD, bias=False), nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        q, k, v = (split(t, 4) for t in functional.linear(x, self.qkv.weight, bias).chunk(3, -1))
+        return self.o(attend(q, k, v))  # type: ignore[no-any-return]
+
+
 class Chunked(nn.Module):
     """One parameter for all three projections, cut in pieces before use."""
 

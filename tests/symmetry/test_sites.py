@@ -27,6 +27,7 @@ from tests.symmetry.handmade import (
     TOKENS,
     WIDTH,
     Applied,
+    Assembled,
     Chain,
     Chunked,
     Copied,
@@ -105,6 +106,7 @@ SUB_NORMED = {**KEY_BIAS, "norm_gain": 4 * HEAD}
 
 LAYOUTS = {
     "weights handed on with their biases copied into one": Site(Handed),
+    "fused, the bias put together of two and zeros": Site(Assembled, folds=VALUE_BIAS),
     "separate": Site(of()),
     "separate, no biases": Site(of(bias=False, out_bias=False), folds=NONE),
     "separate, no output bias": Site(of(out_bias=False), folds=KEY_BIAS),
@@ -116,7 +118,7 @@ LAYOUTS = {
     "fused, coordinates outermost": Site(lambda: Fused("h s n")),
     "fused in shards": Site(lambda: Fused("p s w h")),
     "fused in shards, values before keys": Site(lambda: Fused("p s w h", parts="qvk")),
-    "fused, bias added afterwards": Site(lambda: Fused("s n h", bias="after"), folds=NONE),
+    "fused, bias added afterwards": Site(lambda: Fused("s n h", bias="after")),
     "fused, no bias": Site(lambda: Fused("s n h", bias=""), folds=NONE),
     "transposed, parts outermost": Site(lambda: Fused("s n h", transposed=True)),
     "transposed per head": Site(lambda: Fused("n s h", transposed=True)),
@@ -283,7 +285,6 @@ MADE = {
                 for p in (m.q, m.k, m.v)
             ]
         ),
-        folds=NONE,
     ),
     "weights with a mask": Site(_pruned, APART, APART),
     "weights with an update of low rank": Site(_updated(torch.add)),

@@ -107,6 +107,20 @@ class Beside(nn.Module):
         return self.down(self.act(gate) * up) + torch.cos(other).sum(-1, keepdim=True)  # type: ignore[no-any-return]
 
 
+class Parted(nn.Module):
+    """A map of low rank and something else in one map: the second factor reads a part of what it wrote."""
+
+    def __init__(self, *, first: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.scale = first, scale
+        self.all, self.down = nn.Linear(WIDTH, 5 + 9), nn.Linear(5, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.all(x).split([5, 9] if self.first else [9, 5], -1)
+        low, other = parts if self.first else reversed(parts)
+        return functional.softplus(self.down(self.scale * low)) + torch.cos(other).sum(-1, keepdim=True)
+
+
 class Skipping(Mlp):
     """The units are added to before they are read."""
 
@@ -170,6 +184,8 @@ CASES: dict[str, Case] = {
     "experts of which one is not visited": Case(lambda: Experts((0, 2)), {"mlp GL(1)": 2 * UNITS}),
     "two maps in a row": Case(lambda: Chain(lambda x: x, 6), {"lora GL(6)": 1}),
     "two maps in a row, scaled": Case(lambda: Chain(lambda x: -0.5 * x, 6), {"lora GL(6)": 1}),
+    "a part of one map, and another in a row": Case(lambda: Parted(first=True), {"lora GL(5)": 1}),
+    "the last part of one map, scaled": Case(lambda: Parted(first=False, scale=0.5), {"lora GL(5)": 1}),
     "an adapter": Case(Adapted, {"lora GL(4)": 1}),
     "an adapter with a norm inside": Case(lambda: Adapted(act=_norm), {}),
     "an adapter with a clamp inside": Case(lambda: Adapted(act=_clamp), {}),
