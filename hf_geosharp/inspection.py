@@ -36,6 +36,7 @@ from hf_geosharp.symmetry.verify import Verified, example_batches
 from hf_geosharp.symmetry.verify import verify as prove
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.networks import load_network
+from hf_geosharp.tasks.weights import left_out
 from hf_geosharp.wrappers import as_written, check_module, unwrap
 
 if TYPE_CHECKING:
@@ -234,11 +235,7 @@ def inspect_pretrained(
         how = f"{_batches(len(batches))} of {os.fspath(data)}"
     notes = []
     if network.unexpected:
-        some = ", ".join(network.unexpected[:6]) + (" ..." if len(network.unexpected) > 6 else "")
-        notes.append(
-            f"the checkpoint has {len(network.unexpected)} weights that {type(network.model).__name__} has no place "
-            f"for: {some}"
-        )
+        notes.append(left_out(network.unexpected, type(network.model).__name__))
     if random_init:
         notes.append(
             "the weights are random (built from the config alone): symmetries are those of the architecture, and the "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hf_geosharp.errors import UsageError
+from hf_geosharp.errors import UsageError, warn
 from hf_geosharp.sharpness.choices import DTYPES
 from hf_geosharp.tasks.adapters import load_adapter
 from hf_geosharp.tasks.config import choose_task, load_config, read_config, refuse_quantised
@@ -12,7 +12,7 @@ from hf_geosharp.tasks.devices import find_device
 from hf_geosharp.tasks.hub import find_source
 from hf_geosharp.tasks.loaded import LoadedModel, identity_of, with_processor
 from hf_geosharp.tasks.quiet import quiet_transformers
-from hf_geosharp.tasks.weights import load_weights
+from hf_geosharp.tasks.weights import left_out, load_weights
 
 
 def load_model(
@@ -65,7 +65,10 @@ def load_model(
         config = load_config(source, trust_remote_code)
         refuse_quantised(source, getattr(config, "__dict__", {}))
         loader = getattr(transformers, chosen.auto_class)
-        model, missing, _ = load_weights(source, config, loader, dtype, trust_remote_code, allow_missing)
+        model, missing, unexpected = load_weights(source, config, loader, dtype, trust_remote_code, allow_missing)
+    if unexpected and not missing:
+        # Those were told of along with what is missing.
+        warn(f"{source.id}: {left_out(unexpected, type(model).__name__)}. They are no part of what is scored")
     model.eval()
     model.to(target)
     return with_processor(

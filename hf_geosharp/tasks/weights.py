@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hf_geosharp.errors import ModelError, warn
@@ -76,6 +77,11 @@ def report_missing(source: Source, missing: list[str], unexpected: list[str], na
     warn(f"{text} They are random numbers.")
 
 
-def _some(names: list[str]) -> str:
+def left_out(unexpected: Sequence[str], name: str) -> str:
+    """In words, what of a checkpoint is not in the model: a head of another task, or layers beyond its config."""
+    return f"the checkpoint has {len(unexpected)} weights that {name} has no place for: {_some(unexpected)}"
+
+
+def _some(names: Sequence[str]) -> str:
     rest = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

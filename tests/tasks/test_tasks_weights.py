@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import pytest
 
 from hf_geosharp.errors import GeosharpWarning, ModelError
-from tests.tasks.tiny import edit_config, load
+from tests.tasks.tiny import bert_config, edit_config, load, make_tokenizer, save
 
 
 def test_a_folder_without_weights(bert_folder):
@@ -28,6 +29,19 @@ def test_a_missing_head_is_an_error_unless_allowed(mlm_folder):
     with pytest.warns(GeosharpWarning, match=r"classifier\.weight"):
         loaded = load(mlm_folder, task="text-classification", allow_missing=True)
     assert "classifier.weight" in loaded.identity["missing"]
+
+
+def test_layers_beyond_the_config_are_told_of(tmp_path):
+    """They are left out: a config that was edited, or one of another model."""
+    from transformers import BertForSequenceClassification
+
+    save(BertForSequenceClassification(bert_config(num_hidden_layers=2)), tmp_path, make_tokenizer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GeosharpWarning)
+        load(tmp_path)
+    edit_config(tmp_path, num_hidden_layers=1)
+    with pytest.warns(GeosharpWarning, match=r"16 weights that Bert.* has no place for: bert\.encoder\.layer\.1\."):
+        load(tmp_path)
 
 
 def test_weights_that_do_not_fit_the_config(bert_folder):
