@@ -108,10 +108,10 @@ def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
     for linear in trace.linears if nodes else ():
         for node in _behind(linear.source, nodes):
             readers.setdefault(node, linear)
-    taken: set[int] = set()
+    found: dict[int, Attention] = {}
     for number, product in enumerate(trace.compared):
         output, node = readers.get(product.result.grad_fn), {product.result.grad_fn}
-        if output is None or id(output) in taken or any(id(s) in weights for s in trace.sources(output.source)):
+        if output is None or any(id(s) in weights for s in trace.sources(output.source)):
             continue
         last = [p.result for p in trace.compared[number:] if _behind(p.result, node)][-1]
         try:
@@ -119,10 +119,11 @@ def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
             qk = _NOTHING if vo is None else _bent(trace, families, product.result, last, vo)
         except RuntimeError:  # something was overwritten, or has no second derivatives
             continue
-        if vo is not None:
-            taken.add(id(output))
+        # What is divided by is a product too, in which heads cannot be told apart.
+        if vo is not None and (id(output) not in found or len(vo.heads) > len(found[id(output)].vo.heads)):
             stand_in = Softmax(last, last, product.scope)
-            yield Attention(stand_in, output, common([product.scope, output.scope]), qk, vo, ())
+            found[id(output)] = Attention(stand_in, output, common([product.scope, output.scope]), qk, vo, ())
+    yield from found.values()
 
 
 def _alone(trace: Trace, families: Families, product: Tensor, output: Linear) -> Couplings | None:

@@ -684,6 +684,14 @@ def _linear(bend: Callable[[Tensor], Tensor], *, shares: bool = False) -> Core:
     return core
 
 
+def _linear_of_shares(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What the sum is divided by, which heads cannot be told apart in, is computed before anything meets values."""
+    q, k = _elu(q), _elu(k)
+    shares = 1 / torch.einsum("bnth,bnh->bnt", q, k.sum(-2))
+    context = torch.einsum("bnsh,bnse->bnhe", k, v)
+    return torch.einsum("bnhe,bnth,bnt->btne", context, q, shares).flatten(2)
+
+
 def _linear_in_letters(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k = q.relu(), k.relu()
     return torch.einsum("bnth,bnhe->btne", q, torch.einsum("bnsh,bnse->bnhe", k, v)).flatten(2)
@@ -740,6 +748,9 @@ OTHERS = {
     "decay": Site(of(_decaying), TURNED, folds=NONE),
     "no function": Site(of(_linear(lambda x: x)), folds=NONE),
     "linear attention": Site(of(_linear(_elu)), NONE, folds=NONE, named=("qk",)),
+    "linear attention, shares of three factors": Site(
+        of(_linear_of_shares), NONE, folds=VALUE_BIAS, named=("qk",)
+    ),
     "linear attention, shares": Site(of(_linear(_elu, shares=True)), NONE, folds=VALUE_BIAS, named=("qk",)),
     "linear attention, grouped queries": Site(
         of(_linear(functional.silu), key_heads=2), NONE, TWO, NONE, named=("qk",)
