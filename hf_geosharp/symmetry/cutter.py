@@ -53,6 +53,9 @@ _LOOKUPS = {functional.embedding, functional.embedding_bag}
 
 _COPIES = {Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.clone, Tensor.to, Tensor.type_as, Tensor.flatten}
 
+_HANDED_ON = {Tensor.detach, Tensor.view, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute}
+"""With copies, what one does with keys and values to hand them on."""
+
 
 def _is_common(x: Any) -> bool:
     return isinstance(x, Tensor) and x.grad_fn is not None and x.grad_fn.name().startswith(_COMMON)
@@ -85,9 +88,12 @@ class Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") != "__get__":  # a shape or a type is no number
+        handed_on = func in _COPIES or func in _HANDED_ON
+        if not handed_on and getattr(func, "__name__", "") != "__get__":  # a shape or a type is no number
             self.trace.read((*args, *kwargs.values()))
         result = self._called(func, args, kwargs)
+        if handed_on and args:
+            self.trace.copied(args[0], result)
         self._tell(func, args, kwargs, result)
         return result
 

@@ -104,6 +104,13 @@ class Trace:
             for _, module, place in self.unread.pop(id(x), ()):
                 self.calls[module].read.add(place)
 
+    def copied(self, tensor: object, copy: object) -> None:
+        """Notes a copy of what a module may have returned: who reads it reads that."""
+        if isinstance(copy, Tensor):
+            own = [(copy, module, place) for _, module, place in self.unread.get(id(tensor), ())]
+            if own:
+                self.unread.setdefault(id(copy), []).extend(own)
+
     def norm_of(self, tensor: Tensor) -> str | None:
         """The norm that wrote a tensor."""
         try:
