@@ -185,7 +185,8 @@ class Cutter(TorchFunctionMode):
                 self.trace.bypassed.add(norm)
         if not isinstance(result, (Tensor, tuple, list)):
             return
-        for x in (*args, *kwargs.values()):
+        given = (*args, *kwargs.values())
+        for x in (*given, *(x for several in given if isinstance(several, (list, tuple)) for x in several)):
             norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
             if norm is None:
                 continue

@@ -159,6 +159,9 @@ CASES: dict[str, Case] = {
     "a norm inside a submodule": Case(
         lambda: Reading(lambda m, x: m.a(m.block(x)[0]), a=linear(), block=Block()), {"block.norm": (A,)}
     ),
+    "put together with something else": reads(
+        lambda m, x: m.a(y := m.norm(x)) + sum(m.b(torch.cat([y, x])).chunk(2)), a=linear, b=linear
+    ),
     "the residual too": reads(lambda m, x: m.a(y := m.norm(x)) + y, a=linear),
     "the residual too, in place": reads(_in_place, a=linear),
     "a shift in place": reads(_in_place_shift, a=linear),
