@@ -78,6 +78,8 @@ class Cutter(TorchFunctionMode):
         """Nodes that add something to that, and their results."""
         self._mixed_heads: dict[Any, Tensor] = {}
         """Nodes of linear maps that mix several heads, and the logits or weights that they read."""
+        self._without_graph: set[str] = set()
+        """Modules in which, or in a module of which, a linear map runs without a graph."""
         self._mixes: Tensor | None = None
         """What a linear map reads that is not cut, for it mixes heads."""
         self._bent: dict[Any, Tensor] = {}
@@ -127,6 +129,8 @@ class Cutter(TorchFunctionMode):
         if func in _MATMULS or func in _EINSUMS:
             args = self._attending(func, args)
             compared = self._mixing(args)
+            if not torch.is_grad_enabled():
+                self._unseen(args)
         elif func in _TIMES:
             self._weighing(args)
         elif func in _LOOKUPS:
@@ -451,6 +455,12 @@ class Cutter(TorchFunctionMode):
             self.trace.products.setdefault(self.scope[-1])
         return True
 
+    def _unseen(self, args: Any) -> None:
+        """Names a module that multiplies something without a graph, next to linear maps that run without one too."""
+        near = set(self.scope[-2:])
+        if near & self._without_graph and not any(isinstance(x, Tensor) and self._weights.owned(x) for x in args):
+            self.trace.hidden.setdefault(self.scope[-1])
+
     def _weighing(self, args: Any) -> None:
         """Notes the softmaxes whose weights, all at once, are multiplied with something that is computed."""
         if len(args) != 2 or any(not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 for x in args):
@@ -503,6 +513,8 @@ class Cutter(TorchFunctionMode):
         """
         if bias is not None and bias.shape != (shape[axis],):
             return None
+        if not torch.is_grad_enabled():
+            self._without_graph.update(self.scope[-2:])
         if not grouped and self._mixing_heads(source, source_axis):
             self._mixes = source
             return None

@@ -79,7 +79,7 @@ class Trace:
     selecting: set[int] = field(default_factory=set)
     """Identities of those by whose weights, or logits, some of several are picked, experts say."""
     hidden: dict[str, None] = field(default_factory=dict)
-    """Modules with a softmax that has no derivatives: it runs in a function of its own."""
+    """Modules with a softmax or a product without derivatives: in a function of its own, or under no_grad."""
     scripted: dict[str, None] = field(default_factory=dict)
     """Modules with parameters that are compiled to TorchScript: nothing of what they do is seen."""
     products: dict[str, None] = field(default_factory=dict)

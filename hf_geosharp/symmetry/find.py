@@ -58,7 +58,7 @@ SMALL = 1 << 26
 """Parameters of a model that is proved kind by kind already when it is searched, and in double precision."""
 
 
-HIDDEN = "its softmax has no derivatives (under torch.no_grad, inference_mode, or in an autograd.Function?)"
+HIDDEN = "what it mixes has no derivatives (under torch.no_grad, inference_mode, or in an autograd.Function?)"
 """Of a module of whose attention no more than its weights is seen."""
 
 ROWS = "queries or keys are computed by matrices in a way that is not seen as a linear map: numbers are claimed alone"

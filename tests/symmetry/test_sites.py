@@ -1248,9 +1248,21 @@ class Gate(nn.Module):
         return self.down(torch.tanh(self.up(x)) * self.softmax(self.gate(x)))  # type: ignore[no-any-return]
 
 
+class Reversible(Projected):
+    """Attention with its softmax written out, all of it without a graph, as blocks that are computed again have it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda m, x, q, k, v: joined(_shares((q @ k.mT).exp()) @ v))
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
+        (Reversible, HIDDEN),
         (Gate, "its weights come from one side, no query meets a key"),
         (of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))), HIDDEN),
         (
@@ -1262,7 +1274,7 @@ class Gate(nn.Module):
             "multiplies what its linear maps write without a softmax",
         ),
     ],
-    ids=["a gate", "a function of its own", "without gradients", "without a softmax"],
+    ids=["written out without gradients", "a gate", "a function of its own", "without gradients", "without a softmax"],
 )
 def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callable[[], nn.Module], reason: str) -> None:
     found = find_symmetries(Residual(nn.Identity(), module()), inputs())
