@@ -525,8 +525,8 @@ def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
     for at, bias in enumerate(views):
         # That of a linear map follows its weight; one that was added in another way may come before.
         beside = (*views[max(0, at - 1) : at], *views[at + 1 : at + 2])
-        weight = next((v for v in beside if any(n[0] == "i" for n in v.rows)), None)
-        if weight is None or any(n[0] == "i" for n in bias.rows):
+        weight = next((v for v in beside if _is_weight_of(v, bias)), None)
+        if weight is None:
             continue
         if pair.kind == "qk":
             yield KeyBias("", pair.module, bias, weight)
@@ -538,6 +538,12 @@ def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
             if output.bias.start == (0,):
                 out = whole(name, output.outputs)
                 yield ValueBias("", pair.module, bias, pair.h[0], out)
+
+
+def _is_weight_of(view: View, bias: View) -> bool:
+    """Whether it has the rows of a bias, each with what it reads."""
+    rows = {axis: size for axis, size in view.sizes.items() if axis[0] != "i"}
+    return any(axis[0] == "i" for axis in view.rows) and rows == bias.sizes
 
 
 def _norm_bias_folds(pair: Pair) -> Iterator[Fold]:
