@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
-from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, is_wanted
+from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, inside, is_wanted
 from hf_geosharp.sharpness.secant import GROW, SHRINK, SLOPE, SURE, TOLERANCE, _Walk, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
@@ -426,6 +426,132 @@ def test_warm_starts_make_the_rise_monotone_in_the_radius(seed: int) -> None:
         rises.append(climb.rise)
     assert rises == sorted(rises)
     assert base == pytest.approx(6 * math.sin(1))
+
+
+# ------------------------------------------------------------------------------------------------ rounding and lengths
+
+
+def walk_of(g: list[float], rho: float = 2.0, loss: float = 0.0, share: float = 1.0, **how: Any) -> _Walk:
+    """At the base point, with this gradient, of whose square only a ``share`` is told."""
+    space = plain_space(len(g), **how)
+    slope = torch.tensor(g, dtype=space.dtype)
+    return _Walk(space, rho, space.zeros(), loss, Tangent((slope,)), (0.0, share * float(slope @ slope)))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_point_of_which_products_do_not_tell_how_long_it_is_is_put_inside_the_ball(
+    monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """As where vectors are nearly parallel: here the square of the gradient is told nine times too small."""
+    generator = torch.Generator()
+    walk = walk_of([1.0, 2.0, -0.5], share=1.0 if not kept else 1 / 9)
+    if not kept:
+        # A point that is no vector yet needs a last step, whose memory it takes.
+        monkeypatch.setattr("hf_geosharp.sharpness.secant.KEPT", 0)
+        assert walk.next(walk.plan(), generator) is not None
+        walk._square /= 9
+        walk.take(1.0, Tangent((torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64),)))
+    point = walk.next(walk.plan(), generator)
+    assert isinstance(point, Tangent if kept else Recipe)
+    (square,) = walk.space.sweep((), ((point, point),))
+    assert math.sqrt(square) == pytest.approx(inside(walk.space, walk.rho), rel=1e-14)
+    assert walk._square == pytest.approx(square, rel=1e-14)
+
+
+def test_a_first_gradient_that_is_not_finite_is_said_and_the_climb_goes_elsewhere() -> None:
+    slope, asked = torch.tensor([3.0, -4.0], dtype=torch.float64), []
+
+    def evaluate(u: Any, gradient: Wanted) -> tuple[float, Tangent | None]:
+        flat = u.flat()
+        loss = float(slope @ flat)
+        asked.append(flat)
+        found = torch.full_like(flat, math.inf) if len(asked) == 1 else slope
+        return loss, like(u, found.clone()) if is_wanted(gradient, loss) else None
+
+    climb = secant(plain_space(2), evaluate, 1.0, 12)
+    assert climb.rise == pytest.approx(5.0, rel=1e-6)
+    assert not climb.finite
+
+
+def test_a_step_whose_loss_is_that_of_the_model_but_for_rounding_is_kept() -> None:
+    """Of a loss of 1e9 a rise of 1e-6 is seen to 1e-7 at best; that says nothing against the model."""
+    walk = walk_of([1e-6, 0.0], rho=1.0, loss=1e9)
+    walk.next(walk.plan(), torch.Generator())
+    walk.take(1e9 + 3e-6, Tangent((torch.tensor([0.9e-6, 1e-7], dtype=torch.float64),)))
+    assert walk._model is not None
+    assert len(walk._model.vectors) == 4
+    small = walk_of([1e-6, 0.0], rho=1.0)
+    small.next(small.plan(), torch.Generator())
+    small.take(3e-6, Tangent((torch.tensor([0.9e-6, 1e-7], dtype=torch.float64),)))
+    assert small._model is not None
+    assert len(small._model.vectors) == 2  # where rounding cannot have made the difference it is far from quadratic
+
+
+@pytest.mark.parametrize(
+    ("dtype", "apart", "directions"),
+    [(torch.float32, 1e-2, 2), (torch.float32, 1e-3, 1), (torch.float64, 1e-4, 2), (torch.float64, 1e-6, 1)],
+)
+def test_directions_that_rounding_makes_of_parallel_vectors_are_left_out(
+    dtype: torch.dtype, apart: float, directions: int
+) -> None:
+    """The least eigenvalue of the products of point and gradient is half the square of what they are apart."""
+    space = plain_space(2, dtype=dtype)
+    u, g = torch.tensor([1.0, 0.0], dtype=dtype), torch.tensor([1.0, apart], dtype=dtype)
+    walk = _Walk(space, 2.0, Tangent((u,)), 0.0, Tangent((g,)), (float(u @ u), float(g @ g)))
+    walk.plan()
+    assert walk._model is not None
+    assert len(walk._model.center) == directions
+
+
+def test_what_is_promised_is_what_the_damped_model_promises() -> None:
+    """max z - ½ 4 z² is ⅛, at ¼."""
+    walk = walk_of([1.0], rho=1.0)
+    walk._sigma = 4.0
+    assert walk.plan() == pytest.approx(1 / 8)
+    assert walk._length == pytest.approx(1 / 4)
+
+
+def test_damping_rises_to_what_makes_the_model_exact_and_after_a_rise_at_most_fourfold() -> None:
+    """A slope of 1 promises 1 at distance 1; z - ½ σ z² is -1 there for σ = 4, and ½ for σ = 1."""
+    for sigma, loss, expected in ((0.0, -1.0, 4.0), (0.0, 0.5, 1.0), (0.1, 0.5, 0.4), (0.1, 2.0, 0.05)):
+        walk = walk_of([1.0], rho=1.0)
+        walk.next(walk.plan(), torch.Generator())
+        walk._sigma = sigma
+        assert walk.take(loss, Tangent((torch.ones(1, dtype=torch.float64),)))
+        assert walk._sigma == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_step_that_is_no_longer_than_rounding_is_not_taken() -> None:
+    """From the maximum of a linear function."""
+    g = torch.tensor([3.0, -4.0], dtype=torch.float64)
+    space, evaluate = plain_space(2), Counted(lambda u: g @ u)
+    climb = secant(space, evaluate, 1.0, 9, start=Tangent((inside(space, 1.0) * g / g.norm(),)), base=0.0)
+    assert climb.stopped == "converged"
+    assert len(evaluate.points) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_from_a_start_without_a_slope_the_random_point_lies_inside_the_ball(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """And its square is known."""
+    start = torch.tensor([0.9, 0.0, 0.0], dtype=torch.float64)
+    evaluate = Counted(lambda u: ((u - start).norm() - 0.05).clamp(min=0) ** 2)
+    seen: list[tuple[float, float]] = []
+    modelled = _Walk._modelled
+
+    def checked(self: _Walk, sums: Any, vectors: Any) -> Any:
+        seen.append((self._squares[0], self.space.dot(vectors[0], vectors[0])))
+        return modelled(self, sums, vectors)
+
+    monkeypatch.setattr(_Walk, "_modelled", checked)
+    generator = torch.Generator().manual_seed(seed)
+    climb = secant(
+        plain_space(3), evaluate, 1.0, 9, start=Tangent((start.clone(),)), base=0.0, generator=generator
+    )  # fmt: skip
+    assert climb.rise > 0.1
+    assert all(float(u.norm()) <= 1 for u in evaluate.points)
+    assert all(known == pytest.approx(found, rel=1e-12) for known, found in seen)
 
 
 # ---------------------------------------------------------------------------------------------------------- stopping
