@@ -277,8 +277,8 @@ class _Walk:
         short = self._promised - rise if abs(self._promised - rise) > self._noise else 0.0
         exact = 2 * short / self._length**2
         if rise > 0:
-            most = max(4 * self._sigma, 0.0) or math.inf
-            self._sigma = max(RELEASE * self._sigma, min(exact, most), 0.0)
+            most = 4 * self._sigma or math.inf
+            self._sigma = max(RELEASE * self._sigma, min(exact, most))
             self._longest = GROW * self._length
             self._squares = self._square, slope
             self._go(loss, g)

@@ -398,6 +398,42 @@ def test_it_survives_points_without_a_finite_value_and_says_so() -> None:
     assert secant(plain_space(2), Counted(lambda u: u @ torch.ones(2, dtype=torch.float64)), 2.0, 20).finite
 
 
+def walled(seed: int, radius: float, slope: float, bend: float, shift: float = 0.0) -> tuple[Counted, Tensor]:
+    """A random quadratic that is finite only so far from the base point; its matrix."""
+    h, g = quadratic(seed, 8, slope=slope, shift=shift)
+    nothing = torch.tensor(math.nan, dtype=torch.float64)
+    return Counted(lambda u: torch.where(u.norm() > radius, nothing, g @ u + bend * u @ h @ u)), h
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("radius", [0.1, 0.02])
+def test_where_the_loss_is_finite_in_a_small_part_of_the_ball_alone_the_climb_gets_there(
+    seed: int, radius: float
+) -> None:
+    """To its edge on a slope; and from a stationary point to somewhere in it, by shorter and shorter random steps."""
+    evaluate, _ = walled(seed, radius, slope=1.0, bend=0.0)
+    assert secant(plain_space(8), evaluate, 1.0, 20).rise > 0.99 * radius
+    evaluate, h = walled(seed, radius, slope=0.0, bend=5.0, shift=2.0)
+    climb = secant(plain_space(8), evaluate, 1.0, 20)
+    assert climb.rise > 0.1 * 5 * float(torch.linalg.eigvalsh(h)[-1]) * radius**2
+    assert not climb.finite
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_point_without_a_finite_loss_the_next_step_is_at_most_half_as_long(seed: int) -> None:
+    evaluate, _ = walled(seed, 0.5, slope=1.0, bend=2.0)
+    secant(plain_space(8), evaluate, 1.0, 20)
+    losses = [float(evaluate.f(u)) for u in evaluate.points]
+    best, longest = 0, math.inf
+    for k in range(1, len(losses)):
+        length = float((evaluate.points[k] - evaluate.points[best]).norm())
+        assert length <= longest * (1 + 1e-6)
+        if math.isnan(losses[k]):
+            longest = SHRINK * length
+        elif losses[k] > losses[best]:
+            best, longest = k, math.inf
+
+
 def test_it_survives_a_gradient_that_is_not_finite() -> None:
     def evaluate(u: Tangent, gradient: bool) -> tuple[float, Tangent | None]:
         flat = u.flat()
