@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.tasks.config import choose_task, load_config, read_config
 from hf_geosharp.tasks.hub import Source, fetch, find_source, hub_error, is_hub_failure
-from hf_geosharp.tasks.loaded import LoadedModel, identity_of, read_card, with_processor
+from hf_geosharp.tasks.loaded import LoadedModel, identity_of, with_processor
 from hf_geosharp.tasks.quiet import quiet_transformers
 from hf_geosharp.tasks.weights import load_weights, report_missing
 
@@ -55,8 +55,11 @@ def load_adapter(
     dtype = str(config_of_base.get("dtype") or config_of_base.get("torch_dtype") or "float32")
     identity = identity_of(source, config_of_base, model, chosen, dtype, missing)
     identity |= {"base": base.id, "base_revision": base.revision}
-    loaded = with_processor(base, adapted, chosen, identity, trust_remote_code)
-    return replace(loaded, card=read_card(source))
+    own = with_processor(source, adapted, chosen, identity, trust_remote_code)
+    if own.processor is not None:
+        # The one that was trained with: a Trainer saves it along with the adapter.
+        return own
+    return replace(with_processor(base, adapted, chosen, identity, trust_remote_code), card=own.card)
 
 
 def task_of_adapter(raw: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import torch
 from hf_geosharp import score_pretrained
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.scoring import load_pretrained
-from tests.tasks.tiny import load
+from tests.tasks.tiny import load, make_tokenizer
 
 
 @pytest.fixture
@@ -57,6 +57,18 @@ def test_an_adapter_is_scored_by_its_name(adapter_folder, text_csv):
     loaded = load_pretrained(str(folder), params="lora", device="cpu")
     del how["device"]
     assert score_pretrained(loaded, params="lora", **how).geodesic_sharpness == result.geodesic_sharpness
+
+
+def test_an_adapter_brings_its_tokenizer_along(adapter_folder):
+    """A Trainer saves the one that it trained with beside the adapter; without one it is that of the base."""
+    folder, _ = adapter_folder
+    base = load(folder, params="lora").processor
+    own = make_tokenizer()
+    own.add_tokens(["filmmaker"])
+    own.save_pretrained(folder)
+    found = load(folder, params="lora").processor
+    assert len(found) == len(base) + 1
+    assert found("filmmaker")["input_ids"] == own("filmmaker")["input_ids"] != base("filmmaker")["input_ids"]
 
 
 def test_an_adapter_brings_its_classifier_along(mlm_folder, tmp_path):
