@@ -367,16 +367,27 @@ def _load_error(request: _Request, error: Exception) -> GeosharpError:
         return DataError(
             f"{request.id}: choose its configuration with data_config (--data-config). {' '.join(str(error).split())}"
         )
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENOSPC):
-        return DataError(
-            f"{request.id} cannot be put into the cache of datasets ({error.strerror}: {error.filename}). Set HF_HOME "
-            "or HF_DATASETS_CACHE to a folder that can be written."
-        )
+    for refused in (error, error.__cause__):
+        if isinstance(refused, OSError) and (refused.errno in (errno.EROFS, errno.ENOSPC) or _is_cache(refused)):
+            return DataError(
+                f"{request.id} cannot be put into the cache of datasets ({refused.strerror}: {refused.filename}). Set "
+                "HF_HOME or HF_DATASETS_CACHE to a folder that can be written."
+            )
     if isinstance(error, DatasetGenerationError):
         told = f"{request.id} cannot be read: {text} {_cause(error)}".rstrip()
         advice = _advice(error.__cause__)
         return DataError(f"{told.removesuffix('.')}. {advice}" if advice else told)
     return DataError(f"{request.id} cannot be read: {type(error).__name__}: {text}")
+
+
+def _is_cache(error: OSError) -> bool:
+    """Whether what the system refuses is the cache of datasets, something in it, or a folder that is to hold it."""
+    import datasets
+
+    if not isinstance(error.filename, str):
+        return False
+    place, cache = Path(os.path.abspath(error.filename)), Path(os.path.abspath(datasets.config.HF_DATASETS_CACHE))
+    return place == cache or cache in place.parents or place in cache.parents
 
 
 def _advice(cause: BaseException | None) -> str:

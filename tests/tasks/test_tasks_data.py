@@ -151,6 +151,13 @@ def test_files_that_cannot_be_read_come_with_advice(tmp_path, capfd):
     assert "Failed to read" not in capfd.readouterr().err
 
 
+def test_a_cache_that_cannot_be_written_is_told_from_data_that_cannot_be_read(text_csv, tmp_path, monkeypatch):
+    (tmp_path / "no-folder").write_text("")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-folder" / "cache")
+    with pytest.raises(DataError, match=r"cannot be put into the cache of datasets \(.*no-folder.*Set HF_HOME"):
+        load(str(text_csv))
+
+
 def test_scripts_are_not_run(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.py").write_text("raise SystemExit('ran')")
