@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import numbers
 import pickle
 import re
 import time
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 TIMEOUT = 1800.0
 """Seconds without a sign of life after which a rank is given up."""
+
+_LONGEST = 1e9
+"""Seconds, three decades; torch counts them in milliseconds, in as many bits as it has."""
 
 _GRACE = 5.0
 """Seconds that a failing rank gives the others to hear of it before it ends, maybe with the store."""
@@ -79,9 +83,11 @@ class World:
         without a sign of life after which a rank is given up.
 
         Raises:
-            UsageError: a device that all processes would share.
+            UsageError: a device that all processes would share, or a timeout that is none.
             WorldError: the launcher's world and the one that is found differ, or not all ranks arrive in time.
         """
+        if not isinstance(timeout, numbers.Real) or not 0 < timeout <= _LONGEST:
+            raise UsageError(f"timeout is {timeout!r}; it is a number of seconds above 0, and {_LONGEST:g} at most")
         launched = launched_size()
         if launched is None and not is_initialised():
             return cls(timeout=timeout)

@@ -444,6 +444,12 @@ def test_one_device_for_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         World.find("cuda:1")
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 0, -1.0, 1e15, None, "60"])
+def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
+    with pytest.raises(UsageError, match=r"timeout is .*; it is a number of seconds above 0"):
+        World.find(timeout=timeout)
+
+
 # --------------------------------------------------------------------------------------------------- real processes
 
 
