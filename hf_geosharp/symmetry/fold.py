@@ -211,11 +211,26 @@ class Mean(Fold):
 
 @dataclass(frozen=True)
 class Reader:
-    """A linear map that reads a norm's output: its weight, which axis is the input, and its bias if it has one."""
+    """A linear map that reads a norm's output: its weight, which axis is the input, and its bias if it has one.
+
+    ``part`` is (axis, start, size) of the outputs, where it is a part of the parameters.
+    """
 
     weight: str
     in_axis: int
     bias: str | None
+    part: tuple[int, int, int] | None = None
+
+    def weight_of(self, weights: Weights) -> Tensor:
+        """What reads the norm's output; a view."""
+        weight = weights[self.weight]
+        return weight if self.part is None else weight.narrow(*self.part)
+
+    def bias_of(self, weights: Weights) -> Tensor:
+        """The bias of that; a view."""
+        assert self.bias is not None
+        bias = weights[self.bias]
+        return bias if self.part is None else bias.narrow(0, *self.part[1:])
 
 
 @dataclass(frozen=True)
@@ -274,10 +289,11 @@ class Gain(Fold):
         if self.folds_bias and self.bias:
             weights[self.bias].add_(e)
         for reader in self.readers:
-            weight = weights[reader.weight]
+            weight = reader.weight_of(weights)
             weight.div_(self._along(t, weight, reader))
             if self.folds_bias and reader.bias:
-                weights[reader.bias].sub_(self._map(weight, e, reader).view_as(weights[reader.bias]))
+                bias = reader.bias_of(weights)
+                bias.sub_(self._map(weight, e, reader).view_as(bias))
 
     def break_(self, weights: Weights, move: Move) -> None:
         """The norm's own parameters alone."""
@@ -287,10 +303,10 @@ class Gain(Fold):
         """γ = 1 (and β = 0), with everything in the readers."""
         gamma = weights[self.gain] + self.offset
         for reader in self.readers:
-            weight = weights[reader.weight]
+            weight = reader.weight_of(weights)
             if self.folds_bias and self.bias and reader.bias:
-                shift = self._map(weight, weights[self.bias], reader)
-                weights[reader.bias].add_(shift.view_as(weights[reader.bias]))
+                bias = reader.bias_of(weights)
+                bias.add_(self._map(weight, weights[self.bias], reader).view_as(bias))
             weight.mul_(self._along(gamma, weight, reader))
         if self.bias:
             weights[self.bias].copy_(torch.zeros_like(gamma) if self.folds_bias else weights[self.bias] / gamma)

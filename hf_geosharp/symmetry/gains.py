@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +34,16 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
         uses.setdefault(linear.weight.parameter, []).append(linear)
     reads: dict[str, list[Linear]] = {}
     for events in uses.values():
-        sources = {trace.norm_of(x.source) for x in events}
-        for norm in sources - {None}:
-            assert norm is not None
+        sources = [trace.norm_of(x.source) for x in events]
+        for norm in dict.fromkeys(sources):
+            if norm is None:
+                continue
+            mine, others = (
+                [x for x, n in zip(events, sources, strict=True) if (n == norm) is its] for its in (True, False)
+            )
+            reads.setdefault(norm, []).extend(mine)
             # A map that reads something else too ends the claim.
-            reads.setdefault(norm, []).extend(events)
-            if len(sources) > 1:
+            if any(_overlap(_rows(x), _rows(other)) for x in mine for other in others):
                 trace.bypassed.add(norm)
     for path, module in model.named_modules():
         readers = reads.get(path, [])
@@ -54,12 +60,30 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             yield gain
 
 
+def _rows(linear: Linear) -> range:
+    """Which outputs of a matrix a linear map has; all of them of a weight of more dimensions."""
+    weight = linear.weight
+    start = weight.start[weight.out[0]] if len(weight.shape) == 2 else 0
+    return range(start, start + linear.outputs) if len(weight.shape) == 2 else range(math.prod(weight.shape))
+
+
+def _overlap(rows: range, others: range) -> bool:
+    return max(rows.start, others.start) < min(rows.stop, others.stop)
+
+
 def _readers(linears: Sequence[Linear], private: set[str], size: int) -> tuple[Reader, ...] | None:
-    """The parameters that read, each whole; None where one of them is used for something else or read in part."""
-    found: dict[str, Reader] = {}
-    covered: dict[str, set[tuple[tuple[int, ...], int]]] = {}
-    sizes: dict[str, int] = {}
+    """The parameters that read, whole or some rows of them; None where one is used for something else too."""
+    events: dict[str, list[Linear]] = {}
     for linear in linears:
+        events.setdefault(linear.weight.parameter, []).append(linear)
+    found = [_reader(own, private, size) for own in events.values()]
+    return None if None in found else tuple(r for r in found if r is not None)
+
+
+def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | None:
+    """The parameter that these linear maps are of."""
+    readers: set[Reader] = set()
+    for linear in events:
         weight, bias = linear.weight, linear.bias
         used = (weight.parameter, *([bias.parameter] if bias else ()))
         if linear.grouped or len(weight.inner) != 1 or not private.issuperset(used):
@@ -67,13 +91,19 @@ def _readers(linears: Sequence[Linear], private: set[str], size: int) -> tuple[R
         if weight.shape[weight.inner[0]] != linear.inputs or linear.inputs != size:
             return None
         # What a multiple of the weight makes of the norm's bias is not what the weight does.
-        reader = Reader(weight.parameter, weight.inner[0], bias.parameter if bias and linear.exact else None)
-        if found.setdefault(weight.parameter, reader) != reader:
-            return None
-        covered.setdefault(weight.parameter, set()).add((weight.start, linear.outputs * linear.inputs))
-        sizes[weight.parameter] = math.prod(weight.shape)
-    whole = all(sum(n for _, n in parts) == sizes[name] for name, parts in covered.items())
-    return tuple(found.values()) if whole else None
+        readers.add(Reader(weight.parameter, weight.inner[0], bias.parameter if bias and linear.exact else None))
+    weight = events[0].weight
+    if len(readers) > 1:
+        return None
+    (reader,) = readers
+    if sum(n for _, n in {(x.weight.start, x.outputs * x.inputs) for x in events}) == math.prod(weight.shape):
+        return reader
+    rows = sorted({_rows(x) for x in events}, key=lambda own: own.start)
+    if len(weight.shape) != 2 or any(a.stop != b.start for a, b in pairwise(rows)):
+        return None
+    if any(x.bias and x.bias.start != (_rows(x).start,) for x in events):
+        return None
+    return replace(reader, part=(weight.out[0], rows[0].start, rows[-1].stop - rows[0].start))
 
 
 def _gain(

@@ -179,7 +179,36 @@ CASES: dict[str, Case] = {
     "grouped convolution": reads(_channels, a=lambda: nn.Conv1d(WIDTH, WIDTH, 1, groups=4)),
     "half of a parameter": reads(
         lambda m, x: functional.linear(m.norm(x), m.a.weight[:WIDTH]) + functional.linear(x, m.a.weight[WIDTH:]),
-        a=lambda: nn.Linear(WIDTH, 2 * WIDTH, bias=False),
+        A, a=lambda: nn.Linear(WIDTH, 2 * WIDTH, bias=False),
+    ),
+    "the middle of a parameter": reads(
+        lambda m, x: functional.linear(m.norm(x), m.a.weight[3:-5], m.a.bias[3:-5]) + functional.linear(
+            x, m.a.weight[-5:], m.a.bias[-5:]
+        ).sum(-1, keepdim=True),
+        A, a=lambda: nn.Linear(WIDTH, WIDTH + 8),
+    ),
+    "two norms, each half of a parameter": Case(
+        lambda: Reading(
+            lambda m, x: functional.linear(m.norm(x), m.a.weight[:, :WIDTH].T, m.a.bias[:WIDTH]) * functional.linear(
+                m.other(x), m.a.weight[:, WIDTH:].T, m.a.bias[WIDTH:]
+            ),
+            a=Conv1D(2 * WIDTH, WIDTH), other=Norm(bias=True),
+        ),
+        {"norm": (A,), "other": (A,)},
+    ),
+    "parts that overlap": reads(
+        lambda m, x: functional.linear(m.norm(x), m.a.weight[:WIDTH]) + functional.linear(x, m.a.weight[-WIDTH:]),
+        a=lambda: nn.Linear(WIDTH, 2 * WIDTH - 1, bias=False),
+    ),
+    "two parts with others between": reads(
+        lambda m, x: functional.linear(y := m.norm(x), m.a.weight[:WIDTH]) + functional.linear(y, m.a.weight[-WIDTH:]),
+        a=lambda: nn.Linear(WIDTH, 2 * WIDTH + 3, bias=False),
+    ),
+    "the memory of a decoder": Case(
+        lambda: Reading(
+            lambda m, x: m.a(x, m.norm(x.flip(1))), a=nn.TransformerDecoderLayer(WIDTH, 4, WIDTH, 0.0, batch_first=True)
+        ),
+        {"norm": ("a.multihead_attn.in_proj_weight",)},
     ),
 }  # fmt: skip
 each_case = pytest.mark.parametrize("name", CASES)
