@@ -395,6 +395,8 @@ class Runner:
         self.restore()
 
     def _loss_of(self, index: int) -> float:
+        # Several of these take long on a large model, while others wait.
+        self.track.stay("verify", index + 1)
         return self._objective(index).evaluate(False)
 
     def _refuted(self, index: int) -> list[str]:
