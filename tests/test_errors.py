@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 
 import hf_geosharp
+from hf_geosharp.cards import card
 from hf_geosharp.errors import DataError, GeosharpWarning, UsageError
 from tests.families import batch_of, build
 from tests.results import many, result_of, write
-from tests.trainer.tiny import trainer
+from tests.trainer.tiny import bert, trainer
 
 
 def test_whatever_a_score_warns_of_points_at_the_line_that_asked_for_it() -> None:
@@ -50,6 +52,8 @@ def test_what_a_metric_warns_of_points_at_the_line_that_computes() -> None:
 
 
 MODEL = torch.nn.Linear(2, 2)
+CLASSIFIER = bert()
+TEXTS = Dataset.from_dict({"text": ["good", "bad"], "label": [1, 0]})
 
 
 @pytest.mark.parametrize(
@@ -73,6 +77,11 @@ MODEL = torch.nn.Linear(2, 2)
         (lambda: hf_geosharp.correlate([result_of("a", [1.0])], {}), "the results have no names: read_results"),
         (lambda: hf_geosharp.correlate(many(a=[1.0]), [1.0]), "the target is a list; it is a mapping"),
         (lambda: hf_geosharp.score(MODEL, [], seed=None), "seed is None; it is a whole number"),
+        (
+            lambda: hf_geosharp.score(CLASSIFIER, TEXTS, processor="bert-base-uncased"),
+            "'bert-base-uncased', which text-classification cannot use: pass what transformers.AutoTokenizer",
+        ),
+        (lambda: card.merge("# Mine\n", result_of("a", [1.0]), "a"), "the card is of type str; pass its bytes"),
         (lambda: hf_geosharp.score(MODEL, [], output=3), "output is of type int, not a name or a path; name a folder"),
         (lambda: hf_geosharp.score(MODEL, [], damping="much"), "damping is 'much'; it is a number"),
         (lambda: hf_geosharp.score_pretrained("demo:vader-bert", label_map="x"), "label_map is 'x'; it is a mapping"),

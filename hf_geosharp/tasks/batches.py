@@ -18,6 +18,7 @@ from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
 from hf_geosharp.tasks.labels import label_rule, predicts_numbers
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
+from hf_geosharp.tasks.processors import PROCESSORS
 from hf_geosharp.tasks.validate import check_batches
 from hf_geosharp.untouched import untouched
 
@@ -427,6 +428,11 @@ def _described(model: Any, processor: Any, task: Task | str | None) -> LoadedMod
         )
     if processor is None:
         raise UsageError("The data set holds raw columns. Pass the model's tokenizer or image processor as processor=.")
+    if not callable(processor) or hasattr(processor, "pad_token") != (found.modality == "text"):
+        raise UsageError(
+            f"processor is {processor!r:.60}, which {found.name} cannot use: pass what "
+            f"transformers.{PROCESSORS[found.modality]}.from_pretrained loads."
+        )
     if found.modality == "text" and processor.pad_token is None:
         raise UsageError("The tokenizer has no padding token. Set processor.pad_token first (often to its eos_token).")
     return LoadedModel(model=model, processor=processor, task=found, identity={})

@@ -8,7 +8,7 @@ from hf_geosharp.errors import ModelError
 from hf_geosharp.tasks.hub import Source
 from hf_geosharp.tasks.kinds import Task
 
-_PROCESSORS = {"text": "AutoTokenizer", "image": "AutoImageProcessor"}
+PROCESSORS = {"text": "AutoTokenizer", "image": "AutoImageProcessor"}
 
 
 def load_processor(source: Source, task: Task, trust_remote_code: bool) -> tuple[Any, str | None]:
@@ -16,7 +16,7 @@ def load_processor(source: Source, task: Task, trust_remote_code: bool) -> tuple
     import transformers
 
     try:
-        loader = getattr(transformers, _PROCESSORS[task.modality])
+        loader = getattr(transformers, PROCESSORS[task.modality])
         processor = loader.from_pretrained(source.place, trust_remote_code=trust_remote_code, **source.options())
     except Exception as error:
         # Whether that matters depends on the data: batches that are already encoded need no processor.
