@@ -11,7 +11,9 @@ import inspect
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -19,7 +21,7 @@ import evaluate
 import numpy as np
 
 from hf_geosharp.arguments import check
-from hf_geosharp.errors import DataError, ModelError, UsageError
+from hf_geosharp.errors import DataError, GeosharpError, ModelError, UsageError
 from hf_geosharp.paths import name_of, path_of
 
 if TYPE_CHECKING:
@@ -358,11 +360,19 @@ def _loading() -> set[str]:
     return set(load_pretrained.__kwdefaults__ or {})
 
 
-def _state(model_id: str) -> list[tuple[str, int, int]]:
-    """What tells that the files of a folder have changed; nothing for an id."""
-    folder = path_of(model_id)
-    if not folder.is_dir():
-        return []
+def _state(model_id: str) -> list[list[tuple[str, int, int]]]:
+    """What tells that the files of a folder have changed, or those of an adapter's base; nothing for an id."""
+    from hf_geosharp.tasks.adapters import read_adapter
+    from hf_geosharp.tasks.hub import Source
+
+    folders = [path_of(model_id)]
+    if (folders[0] / "adapter_config.json").is_file():
+        with suppress(GeosharpError):
+            folders.append(path_of(read_adapter(Source(model_id, folder=folders[0]))[0]["base_model_name_or_path"]))
+    return [_files(folder) for folder in folders if folder.is_dir()]
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
     found = [(entry.name, entry.stat()) for entry in os.scandir(folder) if entry.is_file()]
     return sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
 

@@ -394,6 +394,21 @@ class TestLoadsOnce:
         assert metric.compute(**call) != first
         assert len(loads) == 2
 
+    def test_and_again_when_the_base_of_an_adapter_has_changed(
+        self, metric: Any, bert: Any, bert_folder: str, rows: Any, tmp_path: Path
+    ) -> None:
+        from transformers import AutoModelForSequenceClassification
+
+        peft = pytest.importorskip("peft")
+        base = AutoModelForSequenceClassification.from_pretrained(bert_folder)
+        config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS", init_lora_weights=False)
+        peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+        call = {"model_id": str(tmp_path / "adapter"), "params": "lora", "data": rows, "samples": 8, **QUICK_ID}
+        first = metric.compute(**call)
+        assert metric.compute(**call) == first
+        type(bert)(bert.config).save_pretrained(bert_folder)
+        assert metric.compute(**call) != first
+
     def test_a_copy_is_made_after_a_computation_too(self, metric: Any, bert_folder: str, rows: Any) -> None:
         given = {"model_id": bert_folder, "predictions": rows["text"], "references": rows["label"], **QUICK_ID}
         expected = metric.compute(**given)
