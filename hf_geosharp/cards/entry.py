@@ -13,6 +13,7 @@ from hf_geosharp.arguments import check_kind
 from hf_geosharp.errors import CardError
 from hf_geosharp.sharpness.choices import METRICS
 from hf_geosharp.sharpness.result import SharpnessResult
+from hf_geosharp.tasks.kinds import TASKS
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.result import CurvePoint
@@ -98,6 +99,8 @@ def entry(result: SharpnessResult) -> dict[str, Any]:
     }
     if result.starts > 1:
         args["starts"] = result.starts
+    if columns := _unusual(result):
+        args["columns"] = columns
     if result.data.get("max_length_chosen"):
         args["max_length"] = result.data["max_length"]
     if result.model.get("dtype") == "float64":
@@ -210,6 +213,16 @@ def _dataset(data: Mapping[str, Any]) -> dict[str, str]:
         if data.get(part):
             described[part] = " ".join(str(data[part]).split())
     return described
+
+
+def _unusual(result: SharpnessResult) -> str:
+    """The columns that were read by other names than the usual ones, by role; of another text it is another score."""
+    columns, name = result.data.get("columns"), result.model.get("task")
+    task = next((task for task in TASKS if task.name == name), None)
+    if task is None or not isinstance(columns, Mapping):
+        return ""
+    usual = {name for names in task.inputs for name in names} | set(task.labels)
+    return ", ".join(f"{role} {_text(column, 'columns')}" for role, column in columns.items() if column not in usual)
 
 
 def _file_type(name: str) -> str:

@@ -95,6 +95,17 @@ def test_several_starts_are_told_and_taken_again() -> None:
     assert "starts" not in entry.entry(entry.plain(make_result()))["metrics"][0]["args"]
 
 
+def test_scores_of_other_columns_are_two_scores() -> None:
+    """They compare as scores of other data, and one took the place of the other in a card."""
+    data = make_result().data
+    content = b""
+    for text in ("sentence", "body", "title", "body"):
+        result = make_result(data={**data, "columns": {"text": text, "label": "label"}})
+        content = card.merge(content, result, MODEL)
+    args = [score["metrics"][0]["args"].get("columns") for score in index.scores(split(content).yaml)]
+    assert args == [None, "text body", "text title"]
+
+
 def test_scores_with_and_without_a_layout_are_two_scores() -> None:
     model = make_result().model
     plain, laid, edited = (
