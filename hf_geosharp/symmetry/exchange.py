@@ -8,7 +8,7 @@ into each other. Which entries are tied is read off the mixed derivative of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -35,10 +35,11 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
     """
     edges: list[tuple[Node, Node]] = []
     tensors: dict[str, Tensor] = {}
+    biases = trace.biases
     for site in sites:
         own = {trace.parameters[id(t)]: t for t in trace.sources(site.softmax.logits) if id(t) in trace.parameters}
         tensors |= own
-        weights = [n for n in site.entries if 1 < own[n].numel() <= _LARGEST and not n.endswith(".bias")]
+        weights = [n for n in site.entries if 1 < own[n].numel() <= _LARGEST and n not in biases.values()]
         for k, first in enumerate(weights):
             for second in weights[k + 1 :]:
                 q, key = sorted((first, second), key=lambda n: -own[n].numel())
@@ -50,7 +51,8 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
                 edges += [pair for head in found.heads for pair in head]
                 if len(edges) > MAX_EDGES:
                     return []
-    return [_candidates(groups, own, tensors, scope, families) for own in _two_sided(edges) for groups in _ties(own)]
+    tied = ((groups, own) for own in _two_sided(edges) for groups in _ties(own))
+    return [_candidates(groups, own, tensors, scope, families, biases) for groups, own in tied]
 
 
 MAX_EDGES = 1 << 18
@@ -106,7 +108,7 @@ def _ties(edges: Sequence[tuple[Node, Node]]) -> list[list[list[Node]]]:
 
 def _candidates(
     groups: Sequence[Sequence[Node]], edges: Sequence[tuple[Node, Node]], tensors: dict[str, Tensor], scope: str,
-    families: Families,
+    families: Families, biases: Mapping[str, str],
 ) -> Iterator[Pair]:  # fmt: skip
     """The pair of all groups of one shape as copies."""
     second = {f for (f, _), _ in edges}
@@ -115,14 +117,15 @@ def _candidates(
     sides: dict[bool, list[View]] = {False: [], True: []}
     for family in dict.fromkeys(f for f, _ in groups[0]):
         table = torch.tensor([[i for f, i in nodes if f == family] for nodes in groups]).unsqueeze(-1)
-        views = _of(families.members[family].parameter, table, tensors, families)
+        weight = families.members[family].parameter
+        views = _of([weight, *([biases[weight]] if weight in biases else [])], table, tensors, families)
         if views is None:
             return
         sides[family in second] += views
     pair = Pair("", "qk_norm", scope, Group(1), tuple(sides[False]), tuple(sides[True]))
     if pair.g and pair.h:
         yield pair
-        yield replace(pair, g=_shifted(pair.g), h=_shifted(pair.h))
+        yield replace(pair, g=_shifted(pair.g, biases), h=_shifted(pair.h, biases))
 
 
 def joins(pair: Pair, found: Sequence[Pair], families: Families) -> bool:
@@ -143,11 +146,11 @@ def joins(pair: Pair, found: Sequence[Pair], families: Families) -> bool:
     return new
 
 
-def _of(weight: str, table: Tensor, tensors: dict[str, Tensor], families: Families) -> list[View] | None:
+def _of(names: Sequence[str], table: Tensor, tensors: dict[str, Tensor], families: Families) -> list[View] | None:
     """Views of a norm's weight, and of its bias if it has one."""
     out: list[View] = []
-    for name in (weight, f"{weight.rsplit('.', 1)[0]}.bias"):
-        if name in tensors and tensors[name].shape == tensors[weight].shape:
+    for name in names:
+        if name in tensors and tensors[name].shape == tensors[names[0]].shape:
             views = entries_view(families, families.entries(name, tensors[name]), table)
             if views is None:
                 return None
@@ -155,5 +158,5 @@ def _of(weight: str, table: Tensor, tensors: dict[str, Tensor], families: Famili
     return out
 
 
-def _shifted(views: tuple[View, ...]) -> tuple[View, ...]:
-    return tuple(v if v.parameter.endswith(".bias") else replace(v, shift=1.0) for v in views)
+def _shifted(views: tuple[View, ...], biases: Mapping[str, str]) -> tuple[View, ...]:
+    return tuple(v if v.parameter in biases.values() else replace(v, shift=1.0) for v in views)

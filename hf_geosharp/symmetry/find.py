@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -18,16 +17,24 @@ from hf_geosharp.carried import emptied
 from hf_geosharp.errors import UsageError, first_line, warn
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
-from hf_geosharp.symmetry.blocks import Analysis, Block, analyse, in_order
+from hf_geosharp.symmetry.blocks import Analysis, analyse
+from hf_geosharp.symmetry.candidates import (
+    alike_blocks,
+    betweens_of,
+    bias_folds,
+    isometries,
+    lengths,
+    norm_bias_folds,
+    of_another,
+    pairs_of_blocks,
+)
 from hf_geosharp.symmetry.couplings import Couplings
 from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.exchange import exchanges, joins
 from hf_geosharp.symmetry.experts import unvisited
-from hf_geosharp.symmetry.feature_views import views_of
 from hf_geosharp.symmetry.features import Families
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias, whole
+from hf_geosharp.symmetry.fold import Fold, Gain
 from hf_geosharp.symmetry.gains import gains, usable
-from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
 from hf_geosharp.symmetry.layouts.traced import disagreement
@@ -43,7 +50,6 @@ from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
 from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
-from hf_geosharp.symmetry.views import View
 from hf_geosharp.wrappers import check_module
 
 PRESETS: dict[str, frozenset[str]] = {
@@ -298,7 +304,7 @@ def _attend(
         partly = found.partly.get((id(sites[0].like), kind), "")
     else:
         analysis = analyse(forms, families)
-        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, _betweens(sites, forms, traced)))
+        pairs = list(_pairs(kind, scope, analysis, families, trials, found.names, betweens_of(sites, forms, traced)))
         # Of a head that is normalised in part, that part.
         reason, partly = analysis.reason, analysis.reason if pairs else ""
         if kind == "qk" and (partly or not pairs):
@@ -307,10 +313,10 @@ def _attend(
             if _of_matrices(exchanged, sites, traced, families):
                 partly = partly or reason or ROWS
         if not pairs:
-            isometric = next((p for p in _isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
+            isometric = next((p for p in isometries(kind, scope, forms, families) if trials.holds(p, scope)), None)
             pairs = [replace(isometric, name=found.names(scope, kind))] if isometric else []
     found.scales += [
-        replace(s, name=found.names(scope, f"{kind}_scale")) for s in _lengths(pairs) if trials.holds(s, scope)
+        replace(s, name=found.names(scope, f"{kind}_scale")) for s in lengths(pairs) if trials.holds(s, scope)
     ]
     centred = []
     if kind == "qk" and (partly or all(p.group.isometric or p.kind != "qk" for p in pairs)):
@@ -329,9 +335,9 @@ def _attend(
         found.alone[id(sites[0]), kind], found.partly[id(sites[0]), kind] = pairs, partly
     for pair in pairs:
         if pair.kind in ("qk", "vo") and not pair.group.complex:
-            found.biases += _bias_folds(pair, sites)
+            found.biases += bias_folds(pair, sites)
         elif pair.kind == "qk_norm":
-            found.biases += _norm_bias_folds(pair)
+            found.biases += norm_bias_folds(pair, traced)
 
 
 def _exchanged(
@@ -405,58 +411,9 @@ def _carried(found: _Found, kind: str, scope: str, sites: Sequence[Attention], t
     pairs = found.alone.get((id(sites[0].like), kind), [])
     if any(n not in names for p in pairs for n in p.parameters):
         return
-    here = [_of_another(p, scope, names) for p in pairs]
+    here = [of_another(p, scope, names) for p in pairs]
     if all(trials.holds(p, scope) for p in here):
         yield from (replace(p, name=found.names(scope, p.kind)) for p in here)
-
-
-def _of_another(pair: Pair, scope: str, names: Mapping[str, str]) -> Pair:
-    """The pair in an attention that is alike."""
-    between = pair.between.renamed(names) if pair.between is not None else None
-    g, h = _renamed(pair.g, names), _renamed(pair.h, names)
-    return replace(pair, name="", module=scope, g=g, h=h, between=between)
-
-
-def _renamed(views: Sequence[View], names: Mapping[str, str]) -> tuple[View, ...]:
-    return tuple(replace(v, parameter=names[v.parameter]) for v in views)
-
-
-def _isometries(kind: str, scope: str, forms: Sequence[Couplings], families: Families) -> Iterator[Pair]:
-    """Pairs of which a norm without weights leaves rotations: of a whole head, those that keep the mean, or phases."""
-    for pairing in ("", "half", "interleaved") if kind == "qk" else ("",):
-        blocks = in_order(forms, families, pairing)
-        g, h = (views_of(families.members, blocks, side) if blocks else None for side in "gh")
-        if g is not None and h is not None:
-            group = Group(1, complex=True) if pairing else Group(g[0].width)
-            # The whole group where something is done to the product alone, a cap on logits say.
-            yield Pair("", kind, scope, group, g, h)
-            yield from (Pair("", kind, scope, smaller, g, h) for smaller in _rotations(group))
-
-
-def _rotations(group: Group) -> list[Group]:
-    """What keeps lengths, and of that what keeps the mean as well, where that is more than nothing."""
-    isometric = replace(group, isometric=True)
-    return [isometric, *([replace(isometric, centred=True)] if group.dim > 2 else [])]
-
-
-def _betweens(sites: Sequence[Attention], forms: Sequence[Couplings], traced: Trace) -> list[Between]:
-    """What a norm that was left out may do to the columns of the output projection: by its weight, or 1 + weight."""
-    gains_ = {f.gain for f in forms}
-    outputs = {s.output.weight: s.output for s in sites if s.output is not None}
-    if gains_ == {""} or len(gains_) != 1 or len(outputs) != 1:
-        return []
-    gain, (weight, output) = next(iter(gains_)), next(iter(outputs.items()))
-    bias = next((b for _, g, b in traced.before_norm.values() if g == gain), "")
-    out = output.bias.parameter if bias and output.bias is not None and output.bias.start == (0,) else ""
-    plain = Between(gain, weight.parameter, weight.inner[0], bias=bias if out else "", out=out)
-    return [plain, replace(plain, offset=1.0)]
-
-
-def _lengths(pairs: Sequence[Pair]) -> Iterator[Scale]:
-    """The lengths of each side's heads: of what is normalised they may be nothing."""
-    for pair in pairs:
-        if pair.group.isometric and not pair.group.complex and pair.group.dim > 1:
-            yield from (Scale("", pair.kind, pair.module, views, (), 0) for views in (pair.g, pair.h))
 
 
 def _pairs(
@@ -464,93 +421,11 @@ def _pairs(
     betweens: Sequence[Between] = (),
 ) -> Iterator[Pair]:  # fmt: skip
     """For each kind of block the largest group that holds on the twin."""
-    for blocks in _alike(analysis.blocks):
-        for pair in _candidates(kind, scope, blocks, families, betweens):
+    for blocks in alike_blocks(analysis.blocks):
+        for pair in pairs_of_blocks(kind, scope, blocks, families, betweens):
             if trials.holds(pair, scope):
                 yield replace(pair, name=names(scope, kind))
                 break
-
-
-def _alike(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    groups: dict[object, list[Block]] = {}
-    for b in blocks:
-        shape = tuple((f, len(rows)) for side in (b.g, b.h) for f, rows in side)
-        groups.setdefault((b.turned, b.size, shape), []).append(b)
-    yield from groups.values()
-
-
-def _candidates(
-    kind: str, scope: str, blocks: Sequence[Block], families: Families, betweens: Sequence[Between] = ()
-) -> Iterator[Pair]:
-    """Pairs that blocks may be, the largest group first; with a norm between the factors only rotations."""
-    g, h = (views_of(families.members, blocks, side) for side in "gh")
-    if g is None or h is None:
-        return
-    turned = blocks[0].turned
-    group = Group(1, complex=True) if turned else Group(g[0].width)
-    pair = Pair("", kind, scope, group, g, h)
-    if betweens:
-        for between in betweens if {v.parameter for v in h} == {betweens[0].parameter} else ():
-            yield from (replace(pair, group=smaller, between=between) for smaller in _rotations(group))
-        return
-    yield pair
-    if turned:
-        return
-    # Something may act on the one factor entry by entry, a gate say: then it is not part of the pair.
-    sources = list(dict.fromkeys(v.parameter for v in g))
-    owners = [tuple(v for v in g if v.parameter == s or _is_bias_of(v, s, g)) for s in sources]
-    subsets = [views for views in dict.fromkeys(owners) if len(views) < len(g)]
-    for views in subsets:
-        yield replace(pair, g=views)
-    for views in (g, *subsets):
-        apart = replace(pair, g=_apart(views), h=_apart(h))
-        # Something may let positive numbers through only: the largest of several queries, say.
-        yield from (replace(apart, group=group) for group in (Group(1), Group(1, positive=True)))
-
-
-def _is_bias_of(view: View, source: str, views: Sequence[View]) -> bool:
-    """Whether a view directly follows that of a weight, as the view of its bias does."""
-    at = views.index(view)
-    return at > 0 and not any(n[0] == "i" for n in view.rows) and views[at - 1].parameter == source
-
-
-def _apart(views: Sequence[View]) -> tuple[View, ...]:
-    """The same views with each coordinate a copy of its own."""
-    return tuple(replace(v, copies=(*v.copies, *v.dim), dim=()) for v in views)
-
-
-def _bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
-    """Key and value biases that may fold."""
-    views = pair.h if pair.kind == "qk" else pair.g
-    for at, bias in enumerate(views):
-        # That of a linear map follows its weight; one that was added in another way may come before.
-        beside = (*views[max(0, at - 1) : at], *views[at + 1 : at + 2])
-        weight = next((v for v in beside if _is_weight_of(v, bias)), None)
-        if weight is None:
-            continue
-        if pair.kind == "qk":
-            yield KeyBias("", pair.module, bias, weight)
-            continue
-        outputs = {s.output.bias.parameter: s.output for s in sites if s.output is not None and s.output.bias}
-        if len(outputs) == 1 and len(pair.h) == 1:
-            name, output = next(iter(outputs.items()))
-            assert output.bias is not None
-            if output.bias.start == (0,):
-                out = whole(name, output.outputs)
-                yield ValueBias("", pair.module, bias, pair.h[0], out)
-
-
-def _is_weight_of(view: View, bias: View) -> bool:
-    """Whether it has the rows of a bias, each with what it reads."""
-    rows = {axis: size for axis, size in view.sizes.items() if axis[0] != "i"}
-    return any(axis[0] == "i" for axis in view.rows) and rows == bias.sizes
-
-
-def _norm_bias_folds(pair: Pair) -> Iterator[Fold]:
-    """Biases of norms that may be key biases: those of keys, of entries that no rotary embedding turns."""
-    for weight, bias in (both for views in (pair.g, pair.h) for both in pairwise(views)):
-        if bias.parameter.endswith(".bias") and not weight.parameter.endswith(".bias"):
-            yield KeyBias("", pair.module, bias, replace(weight, shift=0.0))
 
 
 def _declared_pairs(

@@ -25,15 +25,18 @@ from hf_geosharp.symmetry.weights import Weights
 
 
 def norm_parameters(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None] | None:
-    """The vector of weights of a module that may be a norm, and its bias if it has one: what it does is probed.
+    """The vector of weights of a module that may be a norm, and its bias if it has one: what it does is probed."""
+    own = _gain_and_bias(module)
+    return own if own is not None and own[0].ndim == 1 else None
 
-    They are its first parameters, whatever their names, and there are none in modules inside.
-    """
+
+def _gain_and_bias(module: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None] | None:
+    """The first parameters of a module, whatever their names, if there are none in modules inside."""
     if isinstance(module, torch.jit.ScriptModule):
         return None
     named = sorted(module._parameters.items(), key=lambda item: item[0] != "weight")
     weight, bias, *_ = *(p for _, p in named if p is not None), None, None
-    if weight is None or weight.ndim != 1 or any(True for child in module.children() for _ in child.parameters()):
+    if weight is None or any(True for child in module.children() for _ in child.parameters()):
         return None
     return weight, bias if bias is not None and bias.shape == weight.shape else None
 
@@ -62,6 +65,9 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         if p.is_floating_point() and p.numel():
             names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
             result.parameters[id(p)] = name
+    for own in map(_gain_and_bias, model.modules()):
+        if own is not None and own[1] is not None and id(own[0]) in result.parameters:
+            result.biases[result.parameters[id(own[0])]] = result.parameters.get(id(own[1]), "")
     cutter = Cutter(result, Weights(names))
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}

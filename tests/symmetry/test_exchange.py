@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -246,3 +247,36 @@ def test_norms_of_other_heads_are_not_taken_apart(monkeypatch: pytest.MonkeyPatc
     assert exchanged(found) == (HEAD,) * 4
     assert len(taken) == 4
     assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+class Renamed(nn.Module):
+    """A norm whose parameters have other names."""
+
+    def __init__(self, norm: HeadNorm) -> None:
+        super().__init__()
+        self.gamma, self.beta = norm.weight, norm.bias
+        self.offset, self.centred = norm.offset, norm.centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = SimpleNamespace(offset=self.offset, centred=self.centred, weight=self.gamma, bias=self.beta)
+        return HeadNorm.forward(own, x)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("per", ["head", "heads"])
+@pytest.mark.parametrize(("rotary", "offset"), [(half, 0.0), (None, 1.0)])
+def test_norms_exchange_the_same_whatever_their_parameters_are_called(
+    per: str, rotary: Callable[[Tensor], Tensor] | None, offset: float
+) -> None:
+    found = []
+    for change in (lambda norm: norm, Renamed):
+        module = Normed(per, rotary, bias=True, offset=offset)
+        module.q_norm, module.k_norm = change(module.q_norm), change(module.k_norm)
+        model = Residual(module)
+        symmetries = find_symmetries(model, inputs())
+        assert verify(model, symmetries, [inputs(1)], each=True).map == symmetries
+        names = (
+            n.replace("gamma", "weight").replace("beta", "bias") for s in symmetries.symmetries for n in s.parameters
+        )
+        found.append((exchanged(symmetries), [s.dimension for s in symmetries.symmetries], list(names)))
+    assert found[0] == found[1]
+    assert any(".bias" in name for name in found[0][2] if "_norm" in name)
