@@ -152,7 +152,7 @@ def _check_writing(place: cards.Place, to: str | None, inputs: Sequence[str | Pa
     if to is None:
         place.check_writing(inputs)
     else:
-        Target("--to", path_of(to)).check(inputs)
+        Target("--to", path_of(to)).check(inputs, models=[place.model])
         refuse_cache(path_of(to))
     card = _file_of(place, to)
     if plot and card is not None:

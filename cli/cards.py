@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hf_geosharp.cards.push import Hub
     from hf_geosharp.sharpness.result import SharpnessResult
 
+_ENDINGS = (".md", ".markdown")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -50,10 +52,12 @@ class Place:
 
         Raises:
             GeosharpError: the card is a file that cannot be written.
-            UsageError: it is one of the ``inputs``.
+            UsageError: it is one of the ``inputs``, or a file of another kind.
         """
         if self.file is not None:
             Target("card", self.file).check(inputs)
+            if self.file.is_file() and self.file.suffix.lower() not in _ENDINGS:
+                raise UsageError(f"{self.file} is no model card: that is a README.md, or another file that ends in .md")
 
     def check_score(self, identity: Mapping[str, Any], *, force: bool) -> None:
         """Warns of a score of a model that is called otherwise than the card's.

@@ -89,7 +89,7 @@ def command(
         raise click.UsageError("--json - and --csv - cannot be combined: there is only one stdout")
     files.check_apart(("--json", json_target), ("--csv", csv_file), ("--plot", plot))
     for file in (target, table):
-        file.check([options["data"]], models)
+        file.check([options["data"]], models, models)
     if plot is not None:
         _pictures().check(plot)
     result = _compare(models, rank_by, force, options, quiet=quiet, debug=is_debug(ctx))

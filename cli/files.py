@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import click
@@ -14,6 +15,12 @@ from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.journal import RESULT
 
 _Name = str | os.PathLike[str]
+
+_OF_A_MODEL = (
+    "*config*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "tokenizer*", "vocab*", "merges.txt",
+    "*_tokens*.json", "*.model", "*.py", "chat_template*", "trainer_state.json",
+)  # fmt: skip
+"""What is saved into a model's folder, by transformers, PEFT and tokenizers."""
 
 
 def check_apart(*given: tuple[str, _Name | None]) -> None:
@@ -31,6 +38,10 @@ def check_apart(*given: tuple[str, _Name | None]) -> None:
             raise UsageError(f"{other} and {option} would both write {name}; choose another file for one of them")
 
 
+def _is_of_model(name: str) -> bool:
+    return any(fnmatch(name.lower(), pattern) for pattern in _OF_A_MODEL)
+
+
 class Target:
     """The value of an option such as ``--csv``: nothing, '-' for stdout, or a file."""
 
@@ -39,15 +50,23 @@ class Target:
         self.is_wanted, self.is_stdout = path is not None, path == Path("-")
         self._path = None if path is None or self.is_stdout else atomic.destination(path_of(path))
 
-    def check(self, inputs: Iterable[_Name | None] = (), results: Iterable[_Name] = ()) -> None:
+    def check(
+        self, inputs: Iterable[_Name | None] = (), results: Iterable[_Name] = (), models: Iterable[_Name | None] = ()
+    ) -> None:
         """Fail now rather than after the work.
 
         Raises:
             GeosharpError: nothing can be written there.
-            UsageError: it is one of the ``inputs``, or of the ``results``, which may also be in folders of these names.
+            UsageError: it is one of the ``inputs``, or of the ``results``, which may also be in folders of these names,
+                or a file that one of the ``models`` consists of.
         """
         if self._path is None:
             return
+        folders = [atomic.destination(path_of(name)) for name in models if name is not None]
+        if self._path.is_file() and self._path.parent in folders and _is_of_model(self._path.name):
+            raise UsageError(
+                f"{self._option}: {self._path} is a part of the model, which would be lost; choose another"
+            )
         held = [path for name in results for path in (name, Path(name) / RESULT, *Path(name).glob(f"*/{RESULT}"))]
         if any(name is not None and self._path == atomic.destination(name) for name in (*inputs, *held)):
             raise UsageError(f"{self._option}: {self._path} is an input, which would be lost; choose another file")

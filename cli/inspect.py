@@ -61,7 +61,7 @@ def command(
         raise click.UsageError("--plot shows the health of the heads, which --random-init and --no-health leave out")
     target = output.JsonTarget(json_target)
     files.check_apart(("--json", json_target), ("--plot", plot))
-    target.check([options["data"], *options["layouts"]])
+    target.check([options["data"], *options["layouts"]], models=[model])
     if plot is not None:
         _figures().check(plot)
     if model is None:

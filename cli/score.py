@@ -52,7 +52,7 @@ def command(
     """
     target, card = output.JsonTarget(json_target), cards.CardTarget(card_target)
     files.check_apart(("--json", json_target), ("--card", card.file))
-    target.check([options["data"]])
+    target.check([options["data"]], models=[model])
     if launch.wanted(processes):
         ctx.exit(launch.start(ctx, processes))
     world = launch.join(ctx, options["device"], options["timeout"])

@@ -50,6 +50,22 @@ def test_a_result_goes_into_the_card_of_a_folder(run: Run, model: Path, score_fi
     assert (model / "README.md").read_bytes() == CARD
 
 
+def test_what_is_no_card_is_not_written_as_one(run: Run, model: Path, score_file: str, scoring: Any) -> None:
+    """Front matter before a config or a table would leave no model and no data."""
+    table = model.parent / "data.csv"
+    table.write_text("text,label\nfine,1\n")
+    for file in (model / "config.json", table):
+        before = file.read_bytes()
+        for given in (["card", str(file), "--result", score_file], ["score", str(model), "--card", str(file)]):
+            done = run(*given)
+            assert (done.exit_code, "is no model card" in done.stderr) == (2, True), done.stderr
+        assert file.read_bytes() == before
+    done = run("card", str(model), "--result", score_file, "--to", str(model / "config.json"))
+    assert (done.exit_code, "is a part of the model" in done.stderr) == (2, True)
+    assert (model / "config.json").read_text() == "{}"
+    assert scoring.calls == []
+
+
 @pytest.mark.parametrize("config", ["config.json", "adapter_config.json"])
 def test_without_a_result_the_model_is_scored(run: Run, model: Path, scoring: Any, config: str) -> None:
     (model / "config.json").rename(model / config)

@@ -332,6 +332,19 @@ def test_only_warnings_of_the_package_are_shown(run: Run, scoring: Any, result_w
         run("score", "m", "--debug")
 
 
+def test_no_output_is_written_over_the_model(run: Run, scoring: Any, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json", "score.json"):
+        (tmp_path / name).write_text("{}")
+        for command in (["score"], ["inspect"], ["compare", "demo:vader-bert"]) if name != "score.json" else ():
+            done = run(*command, str(tmp_path), "--json", str(tmp_path / name))
+            assert (done.exit_code, "is a part of the model" in done.stderr) == (2, True), (command, done.stderr)
+        assert (tmp_path / name).read_text() == "{}"
+    assert scoring.calls == []
+    # A score that an earlier run has put there is replaced, as anywhere else.
+    assert run("score", str(tmp_path), "--json", str(tmp_path / "score.json")).exit_code == 0
+    assert len(scoring.calls) == 1
+
+
 def test_libraries_are_hushed_but_not_over_the_user(
     run: Run, scoring: Any, monkeypatch: pytest.MonkeyPatch, result_with: Any
 ) -> None:
