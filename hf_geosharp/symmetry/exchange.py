@@ -67,8 +67,8 @@ FEW = 8
 def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
     """Whether entries of the second act on the logits together with a few entries of the first, as those of norms do.
 
-    Where they meet most of them (mixing weights, tables), or none (norms of other heads), taking all of them apart is
-    long and in vain.
+    Where they meet most of them (mixing weights, tables), or none (norms of other heads), or too many in all (matrices
+    that are normalised), taking all of them apart is long and in vain.
     """
     form = contracted(logits)
     weights = drawn(form.shape, form, 3)
@@ -77,10 +77,11 @@ def _few_meet(logits: Tensor, first: Tensor, second: Tensor) -> bool:
         return False
     active = int((grads[0] != 0).sum())
     own, most = grads[1].flatten(), 0
-    for entry in own.detach().nonzero().flatten().tolist()[:: max(1, own.numel() // SAMPLES)]:
+    entries = own.detach().nonzero().flatten().tolist()
+    for entry in entries[:: max(1, own.numel() // SAMPLES)]:
         (met,) = torch.autograd.grad(own[entry], first, retain_graph=True, allow_unused=True)
         most = max(most, 0 if met is None else int((met != 0).sum()))
-    return 0 < most <= max(FEW, active // 2)
+    return 0 < most <= max(FEW, active // 2) and most * len(entries) <= MAX_EDGES
 
 
 def _two_sided(edges: Sequence[tuple[Node, Node]]) -> Iterator[Sequence[tuple[Node, Node]]]:

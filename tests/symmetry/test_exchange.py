@@ -19,6 +19,7 @@ from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import (
     HEAD,
     TOKENS,
+    WIDTH,
     HeadNorm,
     Normed,
     Projected,
@@ -280,3 +281,26 @@ def test_norms_exchange_the_same_whatever_their_parameters_are_called(
         found.append((exchanged(symmetries), [s.dimension for s in symmetries.symmetries], list(names)))
     assert found[0] == found[1]
     assert any(".bias" in name for name in found[0][2] if "_norm" in name)
+
+
+def test_matrices_of_which_too_many_entries_meet_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys by normalised matrices: what meets in a head grows with the cube of the width."""
+
+    class Normalised(Projected):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = (split(x @ nn.functional.normalize(part.weight).T, 4) for part in (self.q, self.k))
+            return self.o(attend(q, k, split(self.v(x), 4)))  # type: ignore[no-any-return]
+
+    taken = []
+
+    def count(*args: Any) -> Couplings:
+        taken.append(args)
+        return Couplings((), frozenset())
+
+    monkeypatch.setattr(exchange, "couplings", count)
+    find_symmetries(Residual(Normalised(), seed=1), inputs(), cached=False)
+    assert taken
+    monkeypatch.setattr(exchange, "MAX_EDGES", WIDTH * WIDTH)
+    taken.clear()
+    find_symmetries(Residual(Normalised(), seed=1), inputs(), cached=False)
+    assert not taken
