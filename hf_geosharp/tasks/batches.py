@@ -375,18 +375,19 @@ def _whole_batches(
 
 
 def accepted_keys(model: Any) -> frozenset[str] | None:
-    """The argument names of a model's forward; None if they cannot be told (a wrapper that passes all on).
+    """The argument names of a model's forward; None if they cannot be told (it passes all on that it is given).
 
-    Models of transformers take any others too, and leave most of them unread.
+    Models of transformers may take any others too, but leave most of them unread.
     """
     from transformers import PreTrainedModel
 
     parameters = inspect.signature(model.forward).parameters.values()
-    if not isinstance(model, PreTrainedModel) and any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return None
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = frozenset(p.name for p in parameters if p.kind in kinds)
-    return names or None
+    kinds = {p.kind for p in parameters}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        if inspect.Parameter.VAR_POSITIONAL in kinds or not isinstance(model, PreTrainedModel):
+            return None
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(p.name for p in parameters if p.kind in named) or None
 
 
 def _is_dataset(data: Any) -> bool:

@@ -346,6 +346,18 @@ class Wrapper(torch.nn.Module):
         return self.inner(**given)
 
 
+class Forwarding(Wrapper):
+    """The same, with a setting of its own, as DINOv2's code has it."""
+
+    def forward(self, *args, is_training=False, **given):
+        return self.inner(*args, **given)
+
+
+def test_a_model_that_passes_on_what_it_is_given_takes_any_names(model):
+    given = batch()
+    assert batches_from([given], Forwarding(model))[0][0].keys() == given.keys()
+
+
 def test_flags_are_taken_as_tensors_are(model):
     assert batches_from([batch(_weighted=False)], model)[0][0]["_weighted"] is False
     assert batches_from([batch(output_attentions=True)], Wrapper(model))[0][0]["output_attentions"] is True
