@@ -555,6 +555,8 @@ class Cutter(TorchFunctionMode):
         It reads one number of each head for each query and key. So one index of what it reads is one head, all queries
         and keys.
         """
+        if source.ndim < 4:
+            return False
         ends = {node: x for node, x in self._products.items() if x.ndim > 3}
         nodes, more = self._up_to(source, ends) if ends else (set(), False)
         if len(nodes) == 1 and not more:

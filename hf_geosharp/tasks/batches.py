@@ -383,9 +383,9 @@ def accepted_keys(model: Any) -> frozenset[str] | None:
 
     parameters = inspect.signature(model.forward).parameters.values()
     kinds = {p.kind for p in parameters}
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        if inspect.Parameter.VAR_POSITIONAL in kinds or not isinstance(model, PreTrainedModel):
-            return None
+    passes_on = inspect.Parameter.VAR_POSITIONAL in kinds or not isinstance(model, PreTrainedModel)
+    if passes_on and inspect.Parameter.VAR_KEYWORD in kinds:
+        return None
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return frozenset(p.name for p in parameters if p.kind in named) or None
 
