@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -525,7 +526,12 @@ class Mine(BertModel):
 """
 
 
-def test_code_that_is_trusted_runs(config_only: Callable[..., Path]) -> None:
+def test_code_that_is_trusted_runs(
+    config_only: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # transformers copies the code to where it imports it from: for users a cache, which is to stay out of this.
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     folder = config_only(
         bert_config(), model_type="mine", architectures=["Mine"],
         auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Mine"},
