@@ -324,7 +324,7 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
         grads = torch.autograd.grad(logits, tensors, only(noise, axis, index), retain_graph=True, allow_unused=True)
         return [_positions(p, g) for p, g in zip(ports, grads, strict=True)]
 
-    def told(row: list[Tensor]) -> list[Tensor] | None:
+    def told(row: list[Tensor], column: list[Tensor]) -> list[Tensor] | None:
         # Of the classes of a router each is a key of its own: what the first key reads no other does.
         keys = [(a > b) & (b > 0) for a, b in zip(row, column, strict=True)]
         queries = [(a > 0) & ~(a > b) for a, b in zip(row, column, strict=True)]
@@ -335,13 +335,18 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
     # Where the first key is padding, before the first block say, another one shows which are keys.
     rows = [counted(-2, i) for i in dict.fromkeys((last[0], 0, last[0] // 2))]
     columns = [counted(-1, i) for i in dict.fromkeys((0, last[1] // 2, last[1]))]
-    column = max(columns, key=lambda column: (_alive(column), float(sum(c.sum() for c in column))))
-    keys = told(max(rows, key=_alive))
+    keys = told(max(rows, key=_alive), max(columns, key=_alive))
     if keys is None and last[0]:
         # The last query may be a block of its own, which reads one key: another one reads more.
         rows.append(counted(-2, last[0] - 1))
-        keys = told(max(rows, key=lambda row: (_alive(row), float(sum(c.sum() for c in row)))))
-    return keys
+        keys = told(max(rows, key=_most), max(columns, key=_alive))
+    # Of windows that look back few queries read the first key.
+    return told(max(rows, key=_most), max(columns, key=_most)) if keys is None else keys
+
+
+def _most(counts: Sequence[Tensor]) -> tuple[int, float]:
+    """Of how many ports some feature has a derivative, and at how many places all of them have one."""
+    return _alive(counts), float(sum(c.sum() for c in counts))
 
 
 def _alive(counts: Sequence[Tensor]) -> int:
