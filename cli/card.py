@@ -14,7 +14,7 @@ from hf_geosharp import demos
 from hf_geosharp.cli import cards, complete, libraries
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.files import Target
-from hf_geosharp.cli.options import Command, debug_option, quiet_option, score_options
+from hf_geosharp.cli.options import Command, debug_option, layout_files, quiet_option, score_options
 from hf_geosharp.errors import GeosharpError, HubError, UsageError
 from hf_geosharp.paths import path_of
 from hf_geosharp.sharpness.choices import title_of
@@ -97,7 +97,7 @@ def command(
         )
     before = place.read()
     if not dry_run:
-        _check_writing(place, to, [result_file, options["data"]], plot=plot)
+        _check_writing(place, to, [result_file, options["data"], *layout_files()], plot=plot)
     if plot:
         from hf_geosharp import figures
 

@@ -13,7 +13,15 @@ import click
 
 from hf_geosharp.cli import complete, files, libraries, output
 from hf_geosharp.cli.errors import is_debug, say
-from hf_geosharp.cli.options import Command, debug_option, json_option, quiet_option, score_arguments, score_options
+from hf_geosharp.cli.options import (
+    Command,
+    debug_option,
+    json_option,
+    layout_files,
+    quiet_option,
+    score_arguments,
+    score_options,
+)
 
 if TYPE_CHECKING:
     from hf_geosharp.comparison import Comparison
@@ -89,7 +97,7 @@ def command(
         raise click.UsageError("--json - and --csv - cannot be combined: there is only one stdout")
     files.check_apart(("--json", json_target), ("--csv", csv_file), ("--plot", plot))
     for file in (target, table):
-        file.check([options["data"]], models, models)
+        file.check([options["data"], *layout_files()], models, models)
     if plot is not None:
         _pictures().check(plot)
     result = _compare(models, rank_by, force, options, quiet=quiet, debug=is_debug(ctx))

@@ -287,7 +287,17 @@ _measure_options = _together(
 )
 
 
+_LAYOUTS = "hf_geosharp.layouts"
+
+
+def layout_files() -> tuple[str, ...]:
+    """The files of ``--layout`` that the running command was given."""
+    files: tuple[str, ...] = click.get_current_context().meta.get(_LAYOUTS, ())
+    return files
+
+
 def _add_layouts(ctx: click.Context, _: click.Parameter, files: tuple[str, ...]) -> None:
+    ctx.meta[_LAYOUTS] = files
     if files:
         from hf_geosharp.symmetry.layouts import read_layouts, register_layout
 

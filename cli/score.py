@@ -14,6 +14,7 @@ from hf_geosharp.cli.options import (
     card_option,
     debug_option,
     json_option,
+    layout_files,
     model_argument,
     processes_option,
     quiet_option,
@@ -52,7 +53,8 @@ def command(
     """
     target, card = output.JsonTarget(json_target), cards.CardTarget(card_target)
     files.check_apart(("--json", json_target), ("--card", card.file))
-    target.check([options["data"]], models=[model])
+    inputs = [options["data"], *layout_files()]
+    target.check(inputs, models=[model])
     if launch.wanted(processes):
         ctx.exit(launch.start(ctx, processes))
     world = launch.join(ctx, options["device"], options["timeout"])
@@ -61,7 +63,7 @@ def command(
         model = DEFAULT_MODEL
         if not quiet:
             say(f"No MODEL given: scoring the shipped {model}.")
-    card.check([options["data"]])
+    card.check(inputs)
     result = take_score(model, options | {"world": world}, quiet=quiet, debug=is_debug(ctx))
     world.close()
     if not world.leads:

@@ -452,6 +452,16 @@ def test_the_data_are_no_card(run: Run, scoring: Any, tmp_path: Path) -> None:
     assert scoring.calls == []
 
 
+@pytest.mark.parametrize("line", ["score m --json FILE", "compare m n --csv FILE", "card demo:digits-vit --to FILE"])
+def test_a_file_of_layouts_is_not_written_over(run: Run, scoring: Any, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "layouts.md"
+    file.write_text('{"schema": 1, "layouts": []}')
+    done = run(*line.replace("FILE", str(file)).split(), "--layout", str(file))
+    assert done.exit_code == 2, done.stderr
+    assert "is an input, which would be lost" in done.stderr
+    assert scoring.calls == []
+
+
 def test_into_a_device_several_may_write() -> None:
     from hf_geosharp.cli import files
 
