@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.events import Linear, Product, Softmax, Trace
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
+from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
 from hf_geosharp.symmetry.weights import Part, Weights
 
@@ -29,17 +30,10 @@ _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
 _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
 
-_PLUS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
 _COMMON = ("MaxBackward", "AmaxBackward", "LogsumexpBackward")
 """What is subtracted from the logits of a query for the sake of their exponentials: it is the same for all of them."""
-
-_BENDS = {
-    "exp", "exp2", "sigmoid", "relu", "relu6", "leaky_relu", "tanh", "square", "pow", "__pow__", "softplus", "elu",
-    "selu", "celu", "silu", "gelu", "hardtanh", "hardsigmoid", "hardswish", "abs", "sqrt", "log1p", "threshold",
-}  # fmt: skip
-"""Names of functions that may make weights of logits, entry by entry."""
 
 _LOG_SOFTMAXES = {functional.log_softmax, torch.log_softmax, Tensor.log_softmax}
 
@@ -70,20 +64,11 @@ class Cutter(TorchFunctionMode):
         self.scope: list[str] = []
         self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
         self._generator = torch.Generator().manual_seed(0)
-        self._products: dict[Any, Tensor] = {}
-        """Nodes of the graph that multiply what linear maps wrote with what linear maps wrote, and their results."""
-        self._apart: set[Any] = set()
-        """Nodes that are made of none of these."""
-        self._added: dict[Any, Tensor] = {}
-        """Nodes that add something to that, and their results."""
-        self._mixed_heads: dict[Any, Tensor] = {}
-        """Nodes of linear maps that mix several heads, and the logits or weights that they read."""
+        self._logits = Logits(trace)
         self._without_graph: set[str] = set()
         """Modules in which, or in a module of which, a linear map runs without a graph."""
         self._mixes: Tensor | None = None
         """What a linear map reads that is not cut, for it mixes heads."""
-        self._bent: dict[Any, Tensor] = {}
-        """Nodes that bend something made of that, entry by entry, and what they bend."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
@@ -158,22 +143,19 @@ class Cutter(TorchFunctionMode):
             made = self._tensordot(args[0], args[1], ([-1], [-1]))
         elif func in _SOFTMAXES:
             made = self._softmax(func, *args, **kwargs)
-        elif func in _LOG_SOFTMAXES and args and self._compares(args[0]):
+        elif func in _LOG_SOFTMAXES and args and self._logits.compares(args[0]):
             made = args[0] + (func(*args, **kwargs) - args[0]).detach()
         if made is not None:
             return made
         result = func(*args, **kwargs)
         if self._mixes is not None:
-            self._mixed_heads[result.grad_fn], self._mixes = self._mixes, None
+            self._logits.mixed(result, self._mixes)
+            self._mixes = None
         if compared and result.grad_fn is not None:
-            self._products[result.grad_fn] = result
+            self._logits.multiplied(result)
             self.trace.compared.append(Product(result, tuple(self.scope)))
-        elif (
-            getattr(func, "__name__", "") in _BENDS and args and isinstance(result, Tensor) and self._compares(args[0])
-        ):
-            self._bent[result.grad_fn] = args[0]
-        elif func in _PLUS and isinstance(result, Tensor) and any(self._compares(x) for x in args):
-            self._added[result.grad_fn] = result
+        else:
+            self._logits.changed(func, args, result)
         self._weights.note(func, args, kwargs, result)
         if self.trace.norms:
             self._follow(func, args, kwargs, result)
@@ -365,15 +347,11 @@ class Cutter(TorchFunctionMode):
         if len(operands) != 2 or any(self._weights.owned(x) is not False for x in operands):
             return args
         for i, weights in enumerate(operands):
-            (softmax, changed), axis = self._softmax_behind(weights), _summed(args, i)
+            (softmax, changed), axis = self._logits.softmax_behind(weights), _summed(args, i)
             if softmax is not None and changed and axis is not None:
                 softmax.leaf = weights.detach().movedim(axis, -1).clone().requires_grad_()
                 return [softmax.leaf.movedim(-1, axis) if x is weights else x for x in args]
-        if not self._products:
-            return args
-        behind = [self._logits(x, self._bent) for x in operands]
-        if behind == [None, None] and operands[0].grad_fn not in self._products:
-            behind[0] = self._logits(operands[0], {**self._products, **self._added})
+        behind = self._logits.behind(operands)
         for i, (weights, logits) in enumerate(zip(operands, behind, strict=True)):
             axis = _summed(args, i)
             if logits is None or axis is None or behind[1 - i] is not None or logits.shape != weights.shape:
@@ -382,59 +360,6 @@ class Cutter(TorchFunctionMode):
             self._note(Softmax(logits.movedim(axis, -1), leaf, tuple(self.scope)))
             return [leaf.movedim(-1, axis) if x is weights else x for x in args]
         return args
-
-    def _softmax_behind(self, weights: Tensor) -> tuple[Softmax | None, bool]:
-        """The softmax that weights are made of, if of nothing else but parameters, and whether there are such.
-
-        Heads may be mixed, normalised, or weighed by a decay.
-        """
-        leaves = self.trace.sources(weights) if weights.ndim > 3 and self.trace.softmaxes else []
-        made = [x for x in leaves if id(x) not in self.trace.parameters]
-        softmax = next((s for s in self.trace.softmaxes if s.leaf is made[0]), None) if len(made) == 1 else None
-        return softmax, len(leaves) > 1
-
-    def _compares(self, tensor: Any) -> bool:
-        """Whether a tensor is made of a product of what linear maps wrote."""
-        if not self._products or not isinstance(tensor, Tensor) or tensor.ndim < 3:
-            return False
-        # Along the residual stream each would be asked of all that is before it; what is not, no part of it is.
-        seen, stack = set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen or node in self._apart:
-                continue
-            if node in self._products:
-                return True
-            seen.add(node)
-            stack.extend(n for n, _ in node.next_functions)
-        self._apart |= seen
-        return False
-
-    def _logits(self, weights: Tensor, made: Mapping[Any, Tensor]) -> Tensor | None:
-        """The one tensor among these that weights are made of, if they are made of nothing else that is computed."""
-        if weights.ndim < 3 or not made:
-            return None
-        nodes, leaves = self._up_to(weights, made)
-        logits = {id(x): x for x in (made[node] for node in nodes)}
-        return next(iter(logits.values())) if len(logits) == 1 and not leaves else None
-
-    def _up_to(self, tensor: Tensor, ends: Container[Any]) -> tuple[set[Any], bool]:
-        """Nodes among ``ends`` that a tensor is made of, and whether it is made of what is computed by other ways, too.
-
-        Parameters, of a decay or a bias, are not computed.
-        """
-        found, leaves, seen, stack = set(), False, set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if node in ends:
-                found.add(node)
-                continue
-            leaves |= hasattr(node, "variable") and id(node.variable) not in self.trace.parameters
-            stack.extend(n for n, _ in node.next_functions)
-        return found, leaves
 
     def _mixing(self, args: Any) -> bool:
         """Notes the softmaxes whose weights are multiplied with something that is computed: they mix.
@@ -496,7 +421,7 @@ class Cutter(TorchFunctionMode):
             return None
         result = func(input.detach(), *args, **kwargs)
         leaf = result.detach().movedim(dim, -1).clone().requires_grad_()
-        found = Softmax(self._before_mixing(input, dim), leaf, tuple(self.scope))
+        found = Softmax(self._logits.before_mixing(input, dim), leaf, tuple(self.scope))
         self._note(found)
         if _picked(input):
             self.trace.selecting.add(id(found))
@@ -515,7 +440,7 @@ class Cutter(TorchFunctionMode):
             return None
         if not torch.is_grad_enabled():
             self._without_graph.update(self.scope[-2:])
-        if not grouped and self._mixing_heads(source, source_axis):
+        if not grouped and self._logits.mixes_heads(source, source_axis):
             self._mixes = source
             return None
         slab, rows = self._weights.slab(weight, out, inner), torch.arange(shape[axis])
@@ -549,53 +474,12 @@ class Cutter(TorchFunctionMode):
             result = result + bias.view(-1, *[1] * (-1 - axis))
         return result
 
-    def _mixing_heads(self, source: Tensor, axis: int) -> bool:
-        """Whether a linear map along an axis mixes heads: their logits, before a softmax, or their weights, after it.
-
-        It reads one number of each head for each query and key. So one index of what it reads is one head, all queries
-        and keys.
-        """
-        if source.ndim < 4:
-            return False
-        ends = {node: x for node, x in self._products.items() if x.ndim > 3}
-        nodes, more = self._up_to(source, ends) if ends else (set(), False)
-        if len(nodes) == 1 and not more:
-            whole = ends[nodes.pop()]
-        else:
-            softmax, _ = self._softmax_behind(source)
-            if softmax is None:
-                return False
-            whole = softmax.leaf
-        at = _single(source, axis, whole)
-        return at is not None and at < whole.ndim - 2
-
-    def _before_mixing(self, input: Tensor, axis: int) -> Tensor:
-        """Logits with the axis of the keys last, as they were before heads were mixed if they are."""
-        if self._mixed_heads:
-            nodes, _ = self._up_to(input, self._mixed_heads)
-            logits = self._mixed_heads[nodes.pop()] if len(nodes) == 1 else None
-            keys = None if logits is None else _single(input, axis, logits)
-            if logits is not None and keys is not None:
-                return logits.movedim(keys, -1)
-        return input.movedim(axis, -1)
-
     def _note(self, event: Linear | Softmax) -> None:
         self.trace.order.append(event)
         if isinstance(event, Linear):
             self.trace.linears.append(event)
         else:
             self.trace.softmaxes.append(event)
-
-
-def _single(tensor: Tensor, axis: int, source: Tensor) -> int | None:
-    """The one axis along which the first index of a tensor's axis is made of one index of ``source`` alone, if any."""
-    (gradient,) = torch.autograd.grad(tensor.select(axis, 0).sum(), source, retain_graph=True, allow_unused=True)
-    if gradient is None:
-        return None
-    axes = range(source.ndim)
-    used = [int((gradient != 0).movedim(a, 0).flatten(1).any(1).sum()) for a in axes]
-    single = [a for a in axes if used[a] == 1 and source.shape[a] > 1]
-    return single[0] if len(single) == 1 else None
 
 
 def _summed(args: Sequence[Any], operand: int) -> int | None:
