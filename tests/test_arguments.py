@@ -128,7 +128,7 @@ def test_the_metric_of_evaluate_tells_too(config: Any) -> None:
         ({"timeout": 0}, "timeout is 0; it is a positive number of seconds"),
         ({"timeout": math.nan}, "timeout is nan"),
         ({"world": []}, r"world is \[\]; it is a World, or None"),
-        ({"processor": "bert-base-cased"}, "processor is 'bert-base-cased'; it is a tokenizer or image processor"),
+        ({"processor": "bert-base-cased"}, "processor is 'bert-base-cased'; it is what transformers.AutoTokenizer or"),
         ({"progress": True}, "progress is True; it is a function, or None"),
         ({"layouts": "mine.json"}, "layouts is 'mine.json'; it holds what read_layouts makes"),
     ],

@@ -79,9 +79,9 @@ TEXTS = Dataset.from_dict({"text": ["good", "bad"], "label": [1, 0]})
         (lambda: hf_geosharp.score(MODEL, [], seed=None), "seed is None; it is a whole number"),
         (
             lambda: hf_geosharp.score(CLASSIFIER, TEXTS, processor="bert-base-uncased"),
-            "'bert-base-uncased', which text-classification cannot use: pass what transformers.AutoTokenizer",
+            "processor is 'bert-base-uncased'; it is what transformers.AutoTokenizer or",
         ),
-        (lambda: card.merge("# Mine\n", result_of("a", [1.0]), "a"), "the card is of type str; pass its bytes"),
+        (lambda: card.merge("# Mine\n", result_of("a", [1.0]), "a"), "content is '# Mine.*; it is the bytes of a card"),
         (lambda: hf_geosharp.score(MODEL, [], output=3), "output is of type int, not a name or a path; name a folder"),
         (lambda: hf_geosharp.score(MODEL, [], damping="much"), "damping is 'much'; it is a number"),
         (lambda: hf_geosharp.score_pretrained("demo:vader-bert", label_map="x"), "label_map is 'x'; it is a mapping"),

@@ -62,6 +62,7 @@ def check(content: bytes) -> None:
     Raises:
         CardError: It cannot, and why.
     """
+    arguments.check(content=content)
     card = split(content)
     index.check(card.yaml)
     section.find(card.rest)

@@ -6,7 +6,7 @@ import codecs
 import re
 from dataclasses import dataclass
 
-from hf_geosharp.errors import CardError, UsageError
+from hf_geosharp.errors import CardError
 
 # What the Hub itself takes for front matter; after it, so that everything downstream agrees with what the Hub shows.
 _FRONT_MATTER = re.compile(r"^(\s*---(?:\r\n|\r|\n))([\S\s]*?)((?:\r\n|\r|\n)---[ \t]*(?:\r\n|\n|$))")
@@ -55,10 +55,7 @@ def split(content: bytes) -> Document:
 
     Raises:
         CardError: It is not UTF-8, or its front matter is opened and not closed.
-        UsageError: It is no bytes.
     """
-    if not isinstance(content, bytes):
-        raise UsageError(f"the card is of type {type(content).__name__}; pass its bytes, so that every one can stay")
     mark = content.startswith(codecs.BOM_UTF8)
     try:
         text = content[len(codecs.BOM_UTF8) if mark else 0 :].decode("utf-8")
