@@ -167,12 +167,17 @@ def _find(
     sites = list(attentions(traced, families))
     forms = {"qk": [s.qk for s in sites], "vo": [s.vo for s in sites]}
     for kind, own in forms.items():
-        for members in _sharing(own):
-            _attend(found, kind, [sites[i] for i in members], [own[i] for i in members], traced, families, trials)
+        groups = [([sites[i] for i in members], [own[i] for i in members]) for members in _sharing(own)]
+        dead = [group for group in groups if not _attend(found, kind, *group, traced, families, trials)]
+        for group in dead:
+            _attend(found, kind, *group, traced, families, trials, last=True)
+    biases = [f for f in found.biases if f.kind in kinds]
+    for f in biases:
+        trials.holds(f, f.module)  # of those where nothing shows, others that are alike say what they are
     found.biases = [
         replace(f, name=found.names(f.module, f.kind))  # type: ignore[type-var]
-        for f in found.biases
-        if f.kind in kinds and trials.holds(f, f.module)
+        for f in biases
+        if trials.holds(f, f.module)
     ]
     # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
@@ -295,9 +300,13 @@ def _sharing(forms: Sequence[Couplings]) -> Iterator[list[int]]:
 
 def _attend(
     found: _Found, kind: str, sites: Sequence[Attention], forms: Sequence[Couplings], traced: Trace,
-    families: Families, trials: Trials,
-) -> None:  # fmt: skip
-    """Pairs and bias folds of one side of attention, for sites that share it."""
+    families: Families, trials: Trials, *, last: bool = False,
+) -> bool:  # fmt: skip
+    """Pairs and bias folds of one side of attention, for sites that share it.
+
+    False where nothing shows on this example, as in a first layer that mixes zeros: those that are alike, once they
+    are known, say what it has. The ``last`` time it is told.
+    """
     scope = common([s.softmax.scope for s in sites]) if len(sites) > 1 else sites[0].scope
     pairs, partly, reason = list(_carried(found, kind, scope, sites, trials)), "", ""
     if pairs:
@@ -324,10 +333,12 @@ def _attend(
         found.biases += centred
     mixed = traced.mixing | traced.weighing
     if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
-        return  # shares that are handed out as they are
+        return True  # shares that are handed out as they are
     if not pairs and not centred:
+        if not last and not reason and not trials.shows(scope, kind):
+            return False
         found.unrecognised.append(f"{_place(scope, sites)}.{kind}: {reason or trials.why_not(scope, kind)}")
-        return
+        return True
     if partly:
         found.unrecognised.append(f"{_place(scope, sites)}.{kind}: in part: {partly}")
     found.pairs += pairs
@@ -338,6 +349,7 @@ def _attend(
             found.biases += bias_folds(pair, sites)
         elif pair.kind == "qk_norm":
             found.biases += norm_bias_folds(pair, traced)
+    return True
 
 
 def _exchanged(

@@ -217,8 +217,6 @@ class Trials:
         """Claims that have held, and by how much outputs move on larger inputs where they do not hold there."""
         self._failed: dict[object, set[str]] = {}
         """In which modules a claim has failed."""
-        self._of_class: dict[object, bool] = {}
-        """Whether a claim has held wherever it was tried on modules of one class, alike or not."""
         self._limits: dict[tuple[str, str], float] = {}
         """By module and claim how much outputs move on larger inputs, where a claim does not hold there."""
         self._twins: dict[bool, tuple[str, LocalTwin]] = {}
@@ -248,7 +246,7 @@ class Trials:
         # What is dead on the model is proved here or nowhere: not by another module of its class.
         apart = scope if instead is not None and self.called(scope) else None
         claim = described, tuple(scales), apart
-        key, of_class = (self._alike(scope), *claim), (type(self._modules[scope]), *claim)
+        key = self._alike(scope), *claim
         if key in self._held:
             self._note_limit(symmetry, scope, self._held[key])
             return True
@@ -259,15 +257,12 @@ class Trials:
         for scale in scales:
             measured = self.measure(symmetry, scope, scale, instead)
             if not self._exact(measured):
-                if measured is not None and max(measured) <= NOTHING:
-                    # Nothing shows here, which says nothing about others; those of its class say what there would be.
-                    return self._of_class.get(of_class, False)
-                failed.add(scope)
-                self._of_class[of_class] = False
+                # Where nothing shows, that says nothing about others; those that are alike say what there would be.
+                if measured is None or max(measured) > NOTHING:
+                    failed.add(scope)
                 return False
         self._held[key] = self._beyond(symmetry, scope) if max(scales) < LARGER else 0.0
         self._note_limit(symmetry, scope, self._held[key])
-        self._of_class.setdefault(of_class, True)
         return True
 
     def _beyond(self, symmetry: Symmetry, scope: str) -> float:
@@ -299,13 +294,17 @@ class Trials:
             self._likeness[scope] = tuple(inside), frozenset(self._operations.get(scope, ()))
         return self._likeness[scope]
 
+    def shows(self, scope: str, kind: str) -> bool:
+        """Whether anything that was tried on a module has changed what it returns, moved or broken on purpose."""
+        return self._moved.get((scope, kind), True)
+
     def why_not(self, scope: str, kind: str) -> str:
         """Why nothing of a kind that was tried on a module holds, as text."""
         if scope in self.too_large:
             return "too large to be tried"
         if (error := self._failures.get((scope, kind))) is not None:
             return f"it could not be tried by itself ({type(error).__name__}: {first_line(error)})"
-        if not self._moved.get((scope, kind), True):
+        if not self.shows(scope, kind):
             return "nothing that it does shows in what the module returns on this example"
         return "no symmetry of the templates holds"
 

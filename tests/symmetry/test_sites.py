@@ -1117,6 +1117,26 @@ def test_layers_that_are_dead_say_nothing_of_the_others() -> None:
     ]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_layer_that_mixes_zeros_has_what_a_layer_that_is_alike_has(first: bool) -> None:
+    """As the first one of a decoder of object queries does: all its values are the same, whatever attends to what."""
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(Projected() for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scales = (0, 1) if first else (1, 0)
+            return sum(part(scale * x) for part, scale in zip(self.parts, scales, strict=True))  # type: ignore[return-value]
+
+    found = find_symmetries(Residual(Decoder()), inputs())
+    qk = {p.module: p.group.name for p in found.pairs if p.kind == "qk"}
+    assert qk == {f"parts.0.parts.{i}": f"GL({HEAD})" for i in range(2)}
+    assert sorted(f.module for f in found.folds if f.kind == "key_bias") == sorted(qk)
+    assert not found.unrecognised
+
+
 def test_keys_and_values_that_two_layers_read_move_for_both() -> None:
     first, second = Projected(), Projected()
     second.k, second.v = first.k, first.v
