@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from hf_geosharp.errors import ModelError, UnsupportedModelError, UsageError, warn
 from hf_geosharp.evaluating import evaluating
 from hf_geosharp.randomness import random_states, set_random_states
+from hf_geosharp.sharpness.precision import name_of_dtype
 from hf_geosharp.sharpness.shards import Shards, rows_of
 from hf_geosharp.symmetry.parameters import Leaf, leaves
 
@@ -117,7 +118,7 @@ def borrow(
     # What a sharded model has gathered is no parameter of it.
     shards = Shards.of(model)
     check(model, only, shards)
-    stored = tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()}))
+    stored = tuple(sorted({name_of_dtype(p.dtype) for p in model.parameters()}))
     target = dtype or _common_dtype(model, only)
     with ExitStack() as stack:
         if shards is not None:

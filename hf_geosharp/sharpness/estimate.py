@@ -25,7 +25,7 @@ from hf_geosharp.sharpness.memory import checkpointed
 from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.objective import Loss, few_outputs
 from hf_geosharp.sharpness.parts import Batch, Weight, samples
-from hf_geosharp.sharpness.precision import full_float32
+from hf_geosharp.sharpness.precision import full_float32, name_of_dtype
 from hf_geosharp.sharpness.progress import Progress, Track
 from hf_geosharp.sharpness.proof import Proof
 from hf_geosharp.sharpness.result import (
@@ -110,7 +110,7 @@ def estimate(
         with _ledger(world, output, header, whole) as ledger:
             measured = _measure(borrowed, batches, settings, loss, weight, track, notes, ledger)
     model_record = {
-        "dtype": _name(borrowed.dtype),
+        "dtype": name_of_dtype(borrowed.dtype),
         **(model_identity or {"class": type(model).__name__}),
         "stored_dtypes": list(borrowed.stored_dtypes),
         **({"compiled": True} if settings.compile else {}),
@@ -170,20 +170,17 @@ def _borrowed(
             if not _of_precision(error, borrowed):
                 raise
             raise ModelError(
-                f"the model is stored in {', '.join(borrowed.stored_dtypes)} and scored in {_name(borrowed.dtype)}, in "
-                f"which its code does not run ({first_line(error)}): it may cast to a precision of its own where it "
-                "should take that of its weights. Change that, or score in the precision that it is stored in"
+                f"the model is stored in {', '.join(borrowed.stored_dtypes)} and scored in "
+                f"{name_of_dtype(borrowed.dtype)}, in which its code does not run ({first_line(error)}): it may cast "
+                "to a precision of its own where it should take that of its weights. Change that, or score in the "
+                "precision that it is stored in"
             ) from error
 
 
 def _of_precision(error: RuntimeError, borrowed: Borrowed) -> bool:
     """Whether a model's code has failed at tensors of different precision, and has its weights in another one."""
     told = any(words in str(error) for words in ("dtype", "scalar type", "bias type", "weight type"))
-    return told and any(stored != _name(borrowed.dtype) for stored in borrowed.stored_dtypes)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return told and any(stored != name_of_dtype(borrowed.dtype) for stored in borrowed.stored_dtypes)
 
 
 @dataclass(frozen=True)

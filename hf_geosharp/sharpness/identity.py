@@ -18,6 +18,7 @@ from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.journal import differences, digest, digest_batches
 from hf_geosharp.sharpness.objective import Loss
 from hf_geosharp.sharpness.parts import Batch
+from hf_geosharp.sharpness.precision import name_of_dtype
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import whole_of
 from hf_geosharp.symmetry.cache import PACKAGE, of_package
@@ -47,7 +48,7 @@ def identity(
         },
         **_described(settings),
         "loss": loss_name(loss),
-        "dtype": str(borrowed.dtype).removeprefix("torch."),
+        "dtype": name_of_dtype(borrowed.dtype),
         "device": next(iter(borrowed.originals.values())).device.type,
         "versions": dict(versions),
         "program": of_package(PACKAGE),

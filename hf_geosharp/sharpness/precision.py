@@ -37,6 +37,11 @@ def _of(owner: Any, name: str, value: Any) -> _Switch:
     return partial(getattr, owner, name), partial(setattr, owner, name), value
 
 
+def name_of_dtype(dtype: torch.dtype) -> str:
+    """What results and messages call it: "float32", say."""
+    return str(dtype).removeprefix("torch.")
+
+
 @contextmanager
 def full_float32() -> Iterator[None]:
     """TF32 and bfloat16 inside float32 products, and autocast, are off meanwhile, and as they were afterwards."""

@@ -17,6 +17,7 @@ from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.borrow import Borrowed
 from hf_geosharp.sharpness.notes import Notes
 from hf_geosharp.sharpness.parts import Batch, excerpt, on_device, padded, picked, samples, uncut
+from hf_geosharp.sharpness.precision import name_of_dtype
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.selection import NO_HEADS
 from hf_geosharp.sharpness.settings import Settings
@@ -104,7 +105,7 @@ class Proof:
         """A base that stays in half precision is told of: the loss is rounded to it, and searched accordingly."""
         narrow = {p.dtype for p in self.borrowed.model.parameters() if p.dtype in (torch.float16, torch.bfloat16)}
         if narrow:
-            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+            names = ", ".join(sorted(name_of_dtype(dtype) for dtype in narrow))
             text = f"the adapter's base stays in {names}, which rounds the loss more than its own weights do"
             if self.settings.ascent == "auto" and not self.settings.average:
                 # Rounding makes every ball rough, and another search finds more of it.
