@@ -69,7 +69,7 @@ class Trace:
     before_norm: dict[str, tuple[Tensor, str, str]] = field(default_factory=dict)
     """What each of them read, with its graph, the name of its vector of weights, and that of its bias or ""."""
     biases: dict[str, str] = field(default_factory=dict)
-    """The second parameter of each module that has two of one shape, as norms have, by its first."""
+    """The second parameter of each module that has just two, of one shape, as norms have, by its first."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
     looked_up: set[str] = field(default_factory=set)

@@ -65,9 +65,12 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         if p.is_floating_point() and p.numel():
             names.setdefault(p.untyped_storage().data_ptr(), []).append((name, p))
             result.parameters[id(p)] = name
-    for own in map(_gain_and_bias, model.modules()):
-        if own is not None and own[1] is not None and id(own[0]) in result.parameters:
-            result.biases[result.parameters[id(own[0])]] = result.parameters.get(id(own[1]), "")
+    for module in model.modules():
+        own = _gain_and_bias(module)
+        # More of them are the gains of several things, say.
+        if own is not None and own[1] is not None and sum(p is not None for p in module._parameters.values()) == 2:
+            gain, bias = (result.parameters.get(id(p), "") for p in own)
+            result.biases[gain] = bias
     cutter = Cutter(result, Weights(names))
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}

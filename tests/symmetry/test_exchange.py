@@ -304,3 +304,21 @@ def test_matrices_of_which_too_many_entries_meet_are_not_taken_apart(monkeypatch
     taken.clear()
     find_symmetries(Residual(Normalised(), seed=1), inputs(), cached=False)
     assert not taken
+
+
+def test_gains_that_attention_owns_itself_are_no_gain_and_bias() -> None:
+    """Its first two parameters, of one shape, before its matrices."""
+
+    class Raw(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_gain, self.k_gain = (nn.Parameter(torch.ones(HEAD)) for _ in range(2))
+            self.q, self.k, self.v, self.o = (nn.Parameter(torch.zeros(WIDTH, WIDTH)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (split(x @ w, 4) for w in (self.q, self.k, self.v))
+            q, k = (nn.functional.normalize(y, dim=-1) * gain for y, gain in ((q, self.q_gain), (k, self.k_gain)))
+            return attend(q, k, v) @ self.o
+
+    found = find_symmetries(Residual(Raw()), inputs())
+    assert exchanged(found) == (HEAD,)
