@@ -92,6 +92,8 @@ class Trace:
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
     unread: dict[int, list[tuple[Tensor, str, int]]] = field(default_factory=dict)
     """Tensors that modules have returned and nobody has read since, by identity, with their modules and places."""
+    felt: set[int] = field(default_factory=set)
+    """Identities of the leaves that a later cut or the model's output depends on: others only choose, by an index."""
 
     def returned(self, module: str, tensors: Sequence[Tensor]) -> None:
         """Notes what a module has returned."""

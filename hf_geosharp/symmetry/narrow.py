@@ -9,6 +9,7 @@ the module, the outputs that nothing inside it reads, and what is added to them 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -39,19 +40,11 @@ either.
 """
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """How a twin of a module is cut.
+class Cut(ABC):
+    """How a twin of a module is cut."""
 
-    Attributes:
-        width: what is left.
-        dimensions: names of parameters -> which of their dimensions are cut to it; none where the twin is a whole one.
-        told: whether numbers that are kept beside a parameter follow; heads together may be as wide as the stream.
-    """
-
-    width: int
     dimensions: Mapping[str, frozenset[int]]
-    told: bool = True
+    """Names of parameters -> which of their dimensions are cut; none where the twin is a whole one."""
 
     def __bool__(self) -> bool:
         """Whether anything is cut."""
@@ -64,17 +57,80 @@ class Cuts:
     def cut(self, name: str, parameter: Tensor) -> Tensor:
         """What is left of a parameter; a view."""
         for d in self.of(name):
-            parameter = parameter.narrow(d, 0, self.width)
+            parameter = parameter.narrow(d, 0, self.length(parameter.shape[d]))
         return parameter
 
     def left(self, name: str, shape: Sequence[int]) -> int:
         """How many entries are left of a parameter."""
         own = self.of(name)
-        return math.prod(self.width if d in own else n for d, n in enumerate(shape))
+        return math.prod(self.length(n) if d in own else n for d, n in enumerate(shape))
 
-    def widths(self, own: Mapping[str, tuple[int, ...]]) -> frozenset[int]:
-        """How wide the streams were; ``own`` gives the shapes of the parameters."""
-        return frozenset(own[name][d] for name, dimensions in self.dimensions.items() for d in dimensions)
+    @abstractmethod
+    def length(self, before: int) -> int:
+        """What is left of a dimension that is cut."""
+
+    @abstractmethod
+    def tell(self, module: nn.Module, twin: nn.Module, names: Mapping[int, str]) -> None:
+        """Tells the parts of a twin what is left: numbers that they keep; ``names`` are the parameters' by identity."""
+
+    @abstractmethod
+    def shortened(self, x: Any, own: Mapping[str, tuple[int, ...]]) -> Any:
+        """Arguments of the module as the twin takes them; ``own`` gives the shapes of the parameters."""
+
+    @abstractmethod
+    def between(self, between: Between) -> Between | None:
+        """What stands between the factors of a pair of cut parameters; None where it acts along what is cut."""
+
+    @abstractmethod
+    def view(self, view: View) -> View | None:
+        """The view of a cut parameter; None where what it covers is not left as a whole."""
+
+
+@dataclass(frozen=True)
+class Cuts(Cut):
+    """Streams cut to a width.
+
+    Attributes:
+        width: what is left.
+        told: whether numbers that are kept beside a parameter follow; heads together may be as wide as the stream.
+    """
+
+    width: int
+    dimensions: Mapping[str, frozenset[int]]
+    told: bool = True
+
+    def length(self, before: int) -> int:
+        """The width."""
+        return self.width
+
+    def tell(self, module: nn.Module, twin: nn.Module, names: Mapping[int, str]) -> None:
+        """Tells the parts that own what was cut how wide it is now."""
+        for part, copied in zip(module.modules(), twin.modules(), strict=True) if self.told else ():
+            own = {(p, d) for p in part._parameters.values() if p is not None for d in self.of(names.get(id(p), ""))}
+            replace_numbers(copied, {p.shape[d]: self.width for p, d in own})
+
+    def shortened(self, x: Any, own: Mapping[str, tuple[int, ...]]) -> Any:
+        """Floating-point tensors are cut along a last axis that is as wide as a stream."""
+        return last_axis_cut(
+            x, {own[name][d]: self.width for name, dimensions in self.dimensions.items() for d in dimensions}
+        )
+
+    def between(self, between: Between) -> Between | None:
+        """The same where none of it is cut."""
+        b = between
+        return None if b.axis in self.of(b.parameter) or self.of(b.gain) or self.of(b.bias) else b
+
+    def view(self, view: View) -> View | None:
+        """The view with rows cut short."""
+        axes = []
+        for axis in view.axes:
+            if axis.dimension in self.of(view.parameter) and axis.size > 1:
+                alone = sum(a.dimension == axis.dimension and a.size > 1 for a in view.axes) == 1
+                if not alone or axis.name not in view.rows or axis.step != 1 or view.start[axis.dimension]:
+                    return None
+                axis = replace(axis, size=self.width)
+            axes.append(axis)
+        return replace(view, axes=tuple(axes))
 
 
 WHOLE = Cuts(0, {})
@@ -142,10 +198,11 @@ def _streams(trace: Trace, scope: str, inside: Sequence[Linear]) -> tuple[set[in
     read = compared.union(*behind.values())
     # Beyond doubt: what comes from outside, and what goes there; between them what is added to it.
     widths = {x.inputs for x in inside if not behind[id(x.leaf)] & made}
-    widths |= {x.outputs for x in inside if id(x.leaf) not in read}
+    # (What nothing feels goes nowhere: it scores keys, the best of which are picked.)
+    widths |= {x.outputs for x in inside if id(x.leaf) in trace.felt - read}
     reads = {id(x.leaf) for x in inside if x.inputs in widths and not behind[id(x.leaf)] & softmaxes}
     reads = {x for x in reads if not behind[x] or behind[x] - made}
-    writes = {id(x.leaf) for x in inside if x.outputs in widths and id(x.leaf) not in compared}
+    writes = {id(x.leaf) for x in inside if x.outputs in widths and id(x.leaf) in trace.felt - compared}
     while True:
         fewer_reads = {x for x in reads if behind[x] & made <= writes}
         fewer_writes = {x for x in writes if all(y in fewer_reads for y, sources in behind.items() if x in sources)}
@@ -154,63 +211,46 @@ def _streams(trace: Trace, scope: str, inside: Sequence[Linear]) -> tuple[set[in
         reads, writes = fewer_reads, fewer_writes
 
 
-def narrowed(symmetry: Symmetry, chosen: Cuts) -> Symmetry | None:
+def narrowed(symmetry: Symmetry, chosen: Cut) -> Symmetry | None:
     """The symmetry of cut parameters; None where it acts along what is cut, or is not made of views alone."""
     changes: dict[str, Any] = {}
     for field in fields(symmetry):  # type: ignore[arg-type]
         value = getattr(symmetry, field.name)
         if value is None or isinstance(value, (str, int, Group)) or value == ():
             continue
-        if isinstance(value, Between):
-            if value.axis in chosen.of(value.parameter) or chosen.of(value.gain) or chosen.of(value.bias):
-                return None
-            continue
-        views = value if isinstance(value, tuple) else (value,)
-        made = [_view(v, chosen) if isinstance(v, View) else None for v in views]
+        parts = value if isinstance(value, tuple) else (value,)
+        made = [_part(x, chosen) for x in parts]
         if None in made:
             return None
         changes[field.name] = tuple(made) if isinstance(value, tuple) else made[0]
     return replace(symmetry, **changes)  # type: ignore[type-var]
 
 
-def _view(view: View, chosen: Cuts) -> View | None:
-    """A view whose rows are cut."""
-    axes = []
-    for axis in view.axes:
-        if axis.dimension in chosen.of(view.parameter) and axis.size > 1:
-            alone = sum(a.dimension == axis.dimension and a.size > 1 for a in view.axes) == 1
-            if not alone or axis.name not in view.rows or axis.step != 1 or view.start[axis.dimension]:
-                return None
-            axis = replace(axis, size=chosen.width)
-        axes.append(axis)
-    return replace(view, axes=tuple(axes))
+def _part(x: Any, chosen: Cut) -> View | Between | None:
+    if isinstance(x, Between):
+        return chosen.between(x)
+    return chosen.view(x) if isinstance(x, View) else None
 
 
-def told(module: nn.Module, twin: nn.Module, chosen: Cuts, names: Mapping[int, str]) -> None:
-    """Tells the parts of a twin that own what was cut how wide it is now: numbers that they keep beside it."""
-    for part, copied in zip(module.modules(), twin.modules(), strict=True):
-        widths = {
-            p.shape[d] for p in part._parameters.values() if p is not None for d in chosen.of(names.get(id(p), ""))
-        }
-        for name, value in list(vars(copied).items()):
-            if name.startswith("_"):
-                continue
-            if _number(value) and value in widths:
-                setattr(copied, name, chosen.width)
-            elif isinstance(value, tuple) and widths & set(filter(_number, value)):
-                setattr(copied, name, tuple(chosen.width if _number(v) and v in widths else v for v in value))
+def replace_numbers(part: nn.Module, instead: Mapping[int, int]) -> None:
+    """Replaces numbers that a part of a module keeps, alone or in a tuple."""
+
+    def new(v: Any) -> Any:
+        return instead.get(v, v) if isinstance(v, int) and not isinstance(v, bool) else v
+
+    for name, value in list(vars(part).items()):
+        if not name.startswith("_") and isinstance(value, (int, tuple)):
+            other = tuple(map(new, value)) if isinstance(value, tuple) else new(value)
+            if other != value:
+                setattr(part, name, other)
 
 
-def _number(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
-
-
-def shortened(x: Any, widths: frozenset[int], width: int) -> Any:
-    """Arguments whose floating-point tensors are cut along a last axis that is as wide as a stream."""
+def last_axis_cut(x: Any, left: Mapping[int, int]) -> Any:
+    """Arguments whose floating-point tensors are cut along a last axis of one of these lengths."""
 
     def short(v: Any) -> Any:
-        cut = isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1 and v.shape[-1] in widths
-        return v[..., :width] if cut else v
+        cut = isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1 and v.shape[-1] in left
+        return v[..., : left[v.shape[-1]]] if cut else v
 
     return mapped(x, short)
 

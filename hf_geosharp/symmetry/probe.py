@@ -24,9 +24,10 @@ from hf_geosharp.errors import first_line
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import narrow
 from hf_geosharp.symmetry.base import Symmetry
+from hf_geosharp.symmetry.fewer_heads import FewerHeads, fewer_heads
 from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
-from hf_geosharp.symmetry.narrow import Cuts, Plan
+from hf_geosharp.symmetry.narrow import Cut, Cuts, Plan
 from hf_geosharp.symmetry.parameters import Copies
 from hf_geosharp.symmetry.recorded import Call, mapped
 
@@ -91,12 +92,11 @@ class LocalTwin:
     With ``cuts`` it is a narrow one (:mod:`hf_geosharp.symmetry.narrow`).
     """
 
-    def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], cuts: Cuts = narrow.WHOLE) -> None:
+    def __init__(self, module: nn.Module, recorded: Call, names: Mapping[int, str], cuts: Cut = narrow.WHOLE) -> None:
         own = list(module.named_parameters(remove_duplicate=False))
         self._locals = {local: names[id(p)] for local, p in own if id(p) in names}
         self.cuts = cuts
-        shapes = {names[id(p)]: tuple(p.shape) for _, p in own if id(p) in names}
-        self._widths = cuts.widths(shapes)
+        self._shapes = {names[id(p)]: tuple(p.shape) for _, p in own if id(p) in names}
         self.replay(recorded)
         generator = torch.Generator().manual_seed(0)
         self.weights: dict[str, Tensor] = {}
@@ -112,14 +112,13 @@ class LocalTwin:
             # A scripted module copies its parameters itself, as a computation.
             self._module = copy.deepcopy(module, instead).double()
         self._module.eval()  # on its own: what a model overrides need not return the module
-        if self.cuts and self.cuts.told:
-            narrow.told(module, self._module, self.cuts, names)
+        self.cuts.tell(module, self._module, names)
         self._carried = Carried(self._module)
 
     def replay(self, recorded: Call) -> None:
         """From now on it is run on this call."""
         self.recorded = recorded
-        args, kwargs = narrow.shortened((recorded.args, dict(recorded.kwargs)), self._widths, self.cuts.width)
+        args, kwargs = self.cuts.shortened((recorded.args, dict(recorded.kwargs)), self._shapes)
         self._args, self._kwargs = _wide(args), _wide(kwargs)
         self._bases: dict[float, list[Tensor]] = {}
 
@@ -221,8 +220,11 @@ class Trials:
         """By module and claim how much outputs move on larger inputs, where a claim does not hold there."""
         self._twins: dict[bool, tuple[str, LocalTwin]] = {}
         """The last whole twin and the last narrow one, by whether they are cut, each with its module."""
+        self._shapes: dict[str, dict[str, tuple[int, ...]]] = {}
         self._plans: dict[str, list[Cuts]] = {}
         """How a twin of a module may be cut, less what did not run."""
+        self._fewer: dict[str, dict[int, FewerHeads | None]] = {}
+        """The same for twins with fewer heads, by how many there are; of modules that are worth it, None if not run."""
         self.too_large: dict[str, int] = {}
         """Modules that are not copied, and how many parameters they have."""
         self._failures: dict[tuple[str, str], Exception | None] = {}
@@ -324,6 +326,12 @@ class Trials:
             call = instead or self._calls.get(scope)
             if call is None or call.has_modules:
                 return None
+            if not set(symmetry.parameters) <= self._own(scope).keys():
+                # It moves parameters of more than this module.
+                if not scope or instead is not None:
+                    return None
+                scope = scope.rpartition(".")[0]
+                continue
             measured = self._measured_narrow(symmetry, scope, call, scale)
             if measured is not None:
                 self._failures[start, symmetry.kind] = None
@@ -333,12 +341,6 @@ class Trials:
                 return None
             try:
                 measured = self._tested(symmetry, scope, call, scale)
-            except KeyError:
-                # It moves parameters of more than this module.
-                if not scope or instead is not None:
-                    return None
-                scope = scope.rpartition(".")[0]
-                continue
             except Exception as error:  # its code may raise anything where it is run by itself
                 self._failures.setdefault((start, symmetry.kind), error)
                 return None
@@ -349,31 +351,57 @@ class Trials:
         """The same on a narrow twin; None where there is none, or the symmetry acts along what is cut."""
         module = self._modules[scope]
         if scope not in self._plans:
-            own = {self._names[id(p)]: tuple(p.shape) for p in module.parameters() if id(p) in self._names}
-            plan = self._plan(scope, own)
+            plan = self._plan(scope, self._own(scope))
             self._plans[scope] = [*plan, *(replace(cuts, told=False) for cuts in plan)]
+            if plan:
+                self._fewer[scope] = {}
         plans = self._plans[scope]
         while plans:
             cuts = plans[0]
             short = narrow.narrowed(symmetry, cuts)
             if short is None or _size(module, self._names, cuts) > LARGEST:
-                return None
+                break
             try:
                 return self._tested(short, scope, call, scale, cuts)
-            except KeyError:
-                return None  # it moves parameters of more than this module
             except Exception:
                 # Its code, which may raise anything, wants more, or the width that it was made for.
                 del plans[0]
-                self._twins.pop(True, None)
-        return None
+        return self._measured_with_fewer_heads(symmetry, scope, call, scale)
+
+    def _measured_with_fewer_heads(
+        self, symmetry: Symmetry, scope: str, call: Call, scale: float
+    ) -> tuple[float, float] | None:
+        """The same on a twin with fewer heads; None where it does not hold there: a whole one decides that."""
+        known = self._fewer.get(scope)
+        cuts = None if known is None else fewer_heads(symmetry, self._own(scope))
+        if cuts is None or known is None:
+            return None
+        cuts = known.setdefault(cuts.heads, cuts)
+        short = None if cuts is None else narrow.narrowed(symmetry, cuts)
+        if cuts is None or short is None or _size(self._modules[scope], self._names, cuts) > LARGEST:
+            return None
+        try:
+            measured = self._tested(short, scope, call, scale, cuts)
+        except Exception:  # as above
+            known[cuts.heads] = None
+            return None
+        # On inputs that saturate it nothing may show on either.
+        alike = self._exact(measured) or (scale != 1.0 and max(measured) <= NOTHING)
+        return measured if alike else None
+
+    def _own(self, scope: str) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the parameters of a module."""
+        if scope not in self._shapes:
+            parameters = self._modules[scope].parameters()
+            self._shapes[scope] = {self._names[id(p)]: tuple(p.shape) for p in parameters if id(p) in self._names}
+        return self._shapes[scope]
 
     def _tested(
-        self, symmetry: Symmetry, scope: str, call: Call, scale: float, cuts: Cuts = narrow.WHOLE
+        self, symmetry: Symmetry, scope: str, call: Call, scale: float, cuts: Cut = narrow.WHOLE
     ) -> tuple[float, float]:
         """(deviation, control) on the twin of this module that is cut so, which is made if it is not the last one."""
         key = bool(cuts)
-        if key not in self._twins or self._twins[key][0] != scope:
+        if key not in self._twins or self._twins[key][0] != scope or self._twins[key][1].cuts is not cuts:
             self._twins.pop(key, None)
             self._twins[key] = scope, LocalTwin(self._modules[scope], call, self._names, cuts)
         twin = self._twins[key][1]
@@ -397,6 +425,6 @@ def _functions(module: nn.Module) -> tuple[int, ...]:
     return tuple(id(getattr(f, "__func__", f)) for f in (*held, *hooks))
 
 
-def _size(module: nn.Module, names: Mapping[int, str], cuts: Cuts) -> int:
+def _size(module: nn.Module, names: Mapping[int, str], cuts: Cut) -> int:
     """How many parameters a twin of a module has."""
     return sum(cuts.left(names.get(id(p), ""), p.shape) for p in module.parameters())

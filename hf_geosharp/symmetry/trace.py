@@ -80,6 +80,8 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(cutter)
         outputs = call(model, batch)
+    ends = [*(x.source for x in result.linears), *(x.logits for x in result.softmaxes), *output_tensors(outputs)]
+    result.felt.update(id(leaf) for end in ends for leaf in result.sources(end))
     # What the model returns is read by whoever called it.
     result.read(output_tensors(outputs))
     result.unread.clear()

@@ -137,7 +137,9 @@ class Insisting(Projected):
 def test_code_that_wants_its_own_width_is_tried_whole(monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]) -> None:
     model, plain = Residual(Insisting()), Residual(Projected())
     assert found(model, inputs(), CUT, monkeypatch) == found(plain, inputs(), 1 << 30, monkeypatch)
-    assert [bool(t.cuts) for t in twins[:2]] == [True, False]
+    # Told of the width and not, with fewer heads, and whole.
+    assert [bool(t.cuts) for t in twins[:4]] == [True, True, True, False]
+    assert all(not t.cuts for t in twins[4:])
 
 
 class Counting(nn.Module):
@@ -332,5 +334,8 @@ def test_a_module_is_too_large_by_what_is_left_of_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(narrow, "WIDTH", CUT)
     monkeypatch.setattr(probe, "LARGEST", 4 * CUT * 4 * HEAD + 4 * 4 * HEAD)
     assert {p.kind for p in find_symmetries(model, inputs()).pairs} == {"qk", "vo"}
-    monkeypatch.setattr(probe, "LARGEST", 4 * CUT * 4 * HEAD - 1)
+    # Two heads of four: half of the rows and half of the columns.
+    monkeypatch.setattr(probe, "LARGEST", WIDTH * 4 * HEAD + 2 * (WIDTH + HEAD))
+    assert {p.kind for p in find_symmetries(model, inputs()).pairs} == {"qk", "vo"}
+    monkeypatch.setattr(probe, "LARGEST", WIDTH * 4 * HEAD - 1)
     assert not find_symmetries(model, inputs()).pairs
