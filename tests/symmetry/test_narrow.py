@@ -188,6 +188,33 @@ def test_what_a_false_claim_does_shows_on_a_narrow_twin_too(monkeypatch: pytest.
     assert not any(p.kind == "qk" for p in maps[0].pairs)
 
 
+class Picking(Projected):
+    """Looks at the keys that a second product of heads, as wide together as the stream, has picked for each query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, q, k, v = (
+            p(x).unflatten(-1, (4, HEAD)).transpose(1, 2) for p in (self.a, self.b, self.q, self.k, self.v)
+        )
+        picked = torch.relu(a @ b.mT).sum(1, keepdim=True).topk(4, dim=-1).indices
+        mask = torch.full((len(x), 1, *(2 * x.shape[1:2])), -torch.inf, dtype=x.dtype).scatter(-1, picked, 0.0)
+        y = torch.softmax(q @ k.mT + mask, dim=-1) @ v
+        return self.o(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def test_what_only_picks_is_no_stream(monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]) -> None:
+    model = Residual(Picking().double())
+    whole = found(model, inputs(), 1 << 30, monkeypatch)
+    assert {p.kind for p in whole.pairs} == {"qk", "vo"}
+    twins.clear()
+    assert found(model, inputs(), CUT, monkeypatch) == whole
+    (twin,) = {id(t): t for t in twins if t._bases}.values()
+    assert {twin.weights[f"parts.0.{n}.weight"].shape for n in "abqkv"} == {(WIDTH, CUT)}
+
+
 class Grouped(Projected):
     """Normalises what it reads in groups of four."""
 
