@@ -49,6 +49,15 @@ def _wide(width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _divided(width: int) -> dict[str, Any]:
+    """One layer whose code takes the size of its heads, of 128, from the width of what it reads."""
+    return {
+        "model_type": "blip_vision_model", "architectures": ["BlipVisionModel"], "hidden_size": width,
+        "num_hidden_layers": 1, "num_attention_heads": width // 128, "intermediate_size": 11 * width // 4,
+        "image_size": 64, "patch_size": 16,
+    }  # fmt: skip
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "bert-base": {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
     "llama-1b": {
@@ -57,12 +66,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 128256, "tie_word_embeddings": True,
     },
     **{f"llama, 1 layer, hidden {width}": _wide(width) for width in WIDE},
+    "blip, 1 layer, hidden 4096": _divided(4096),
 }  # fmt: skip
 SMALL = {
     "bert-base": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
     "llama-1b": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
                  "intermediate_size": 64},
     **{f"llama, 1 layer, hidden {width}": _wide(256) for width in WIDE},
+    "blip, 1 layer, hidden 4096": _divided(256),
 }  # fmt: skip
 """What ``--quick`` makes of them."""
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections import Counter
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -19,6 +20,27 @@ import torch
 torch.set_num_threads(1)
 
 FINDS = "HF_GEOSHARP_TESTS_FINDS"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--cases N``: of each test no more than so many of its cases, the first ones."""
+    parser.addoption("--cases", type=int, default=0, help="run no more than so many cases of each test")
+
+
+@pytest.hookimpl(trylast=True)  # the first of those that are left by -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves cases out where that is asked for."""
+    most = config.getoption("--cases")
+    if not most:
+        return
+    seen = Counter[str]()
+    kept, left_out = [], []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        (kept if seen[test] <= most else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
 
 
 def pytest_configure(config: pytest.Config) -> None:
