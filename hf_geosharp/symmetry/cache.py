@@ -1,7 +1,9 @@
 """Finds kept on disk: what was found on one architecture holds for the next model of it, to be verified anew.
 
 A find depends on the configuration, the code, the parameters' names, shapes and places in memory (some may be one) and
-the versions of the libraries, not on the weights; all of that is in the key. Files are written under another name and
+the versions of the libraries, not on the weights; all of that is in the key. One that misses something is kept for the
+inputs that it was found on alone, and one with claims that were refuted, or in modules of which nothing shows, not at
+all: inputs or weights may be to blame. Files are written under another name and
 moved into place, so that processes may share a folder; what cannot be read counts as not there.
 """
 
@@ -20,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from hf_geosharp import atomic
-from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_code, of_config, of_layout
+from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_batches, of_code, of_config, of_layout
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, Reader, ValueBias
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -63,6 +65,11 @@ def key(model: nn.Module, preset: str, inputs: Mapping[str, Any], proved: bool =
         "versions": versions(),
     }
     return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def on(digest: str, inputs: Mapping[str, Any]) -> str:
+    """The key of a find that may be due to the inputs, which on others may be more."""
+    return hashlib.sha256(f"{digest} {of_batches([inputs])}".encode()).hexdigest()
 
 
 def versions() -> list[tuple[str, str | None]]:

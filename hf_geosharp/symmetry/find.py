@@ -109,7 +109,9 @@ def find_symmetries(
     layouts = layouts_of(layouts)
     inputs = synthetic(model) if inputs is None else inputs
     digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None
-    known = cache.load(digest) if digest else None
+    # What is missed may be so on these inputs alone: one token, say.
+    places = [digest, cache.on(digest, inputs)] if digest else []
+    known = next((found for place in places if (found := cache.load(place)) is not None), None)
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
         folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
@@ -121,7 +123,7 @@ def find_symmetries(
 
     with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn(), emptied(model, run):
         try:
-            found = _find(model, inputs, PRESETS[preset], layouts, alive)
+            found, conclusive = _find(model, inputs, PRESETS[preset], layouts, alive)
         except (CheckpointError, RuntimeError) as error:
             # Its code does what no derivative can be taken through twice, or at all: checkpoints, kernels of its own.
             if not _without_derivative(error) or layouts or not _runs(model, inputs):
@@ -132,8 +134,9 @@ def find_symmetries(
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
         found = _proved(model, found, inputs)
-    if digest:
-        cache.store(digest, found)
+    # Nor what a model is refuted on, or nothing shows of: with other weights it may be otherwise.
+    if places and conclusive and not found.dropped:
+        cache.store(places[bool(found.missed)], found)
     return found
 
 
@@ -158,7 +161,8 @@ def _find(
     kinds: frozenset[str],
     layouts: Sequence[Layout],
     alive: Callable[[], None],
-) -> SymmetryMap:
+) -> tuple[SymmetryMap, bool]:
+    """The map before it is proved, and whether nothing in it is open for the sake of this example or these weights."""
     names = canonical_names(model)
     traced = trace(model, inputs)
     families = Families()
@@ -206,7 +210,7 @@ def _find(
     )
     # Not claims that failed: the preset does not fold what they need.
     notes, missed = (*notes, *whole.dropped), (*missed, *whole.dropped)
-    return replace(whole, dropped=(), unrecognised=notes, missed=missed, limited=limits)
+    return replace(whole, dropped=(), unrecognised=notes, missed=missed, limited=limits), trials.conclusive
 
 
 def _gains(

@@ -300,6 +300,11 @@ class Trials:
         """Whether anything that was tried on a module has changed what it returns, moved or broken on purpose."""
         return self._moved.get((scope, kind), True)
 
+    @property
+    def conclusive(self) -> bool:
+        """Whether something has shown of every module that was tried: not so where it mixes zeros on this example."""
+        return all(self._moved.values())
+
     def why_not(self, scope: str, kind: str) -> str:
         """Why nothing of a kind that was tried on a module holds, as text."""
         if scope in self.too_large:

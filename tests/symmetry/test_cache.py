@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import tiny
 from hf_geosharp.symmetry import cache, find
 from hf_geosharp.symmetry.find import find_symmetries
+from hf_geosharp.symmetry.inputs import synthetic
 from tests.families import Family, batch_of, build, each_family
 
 
@@ -199,3 +202,52 @@ def test_processes_share_a_folder(folder: Path) -> None:
     ]  # fmt: skip
     assert [(w.communicate()[1][-500:], w.returncode) for w in writers] == [("", 0)] * 4
     assert {p.name for p in folder.iterdir()} == {"known.json", "shared.json"}
+
+
+def of_zeros(batch: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """A model that attends to zeros."""
+    model = build("bert")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    return model, batch
+
+
+def of_one_token(batch: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """There no query and no key can be told apart."""
+    return build("bert"), {k: v[:, :1] for k, v in batch.items() if v.ndim == 2}
+
+
+@pytest.mark.parametrize("poor", [of_zeros, of_one_token])
+def test_a_find_of_what_does_not_show_is_not_for_others(
+    poor: Callable[[dict[str, Any]], tuple[nn.Module, dict[str, Any]]], folder: Path, searches: list[nn.Module]
+) -> None:
+    batch = batch_of("bert")
+    missed = find_symmetries(*poor(batch))
+    assert missed.missed
+    assert not list(folder.glob("*.json"))
+    found = find_symmetries(build("bert"), batch)
+    assert found == find_symmetries(build("bert"), batch, cached=False)
+    assert found.dimension > missed.dimension
+    assert len(searches) == 3
+    # From then on it is known.
+    assert find_symmetries(build("bert", seed=2), batch) == found
+    assert len(searches) == 3
+
+
+def test_a_find_that_misses_something_is_for_its_own_inputs(folder: Path, searches: list[nn.Module]) -> None:
+    model = tiny.build("jetmoe")
+    batches = [synthetic(model, tokens=n) for n in (9, 19)]
+    found = find_symmetries(model, batches[0])
+    assert found.missed
+    assert find_symmetries(model, batches[0]) == found
+    assert len(searches) == 1
+    assert find_symmetries(model, batches[1]) == found
+    assert len(searches) == 2
+
+
+def test_a_find_with_claims_that_are_refuted_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batch_of("bert")
+    monkeypatch.setattr(find, "_less", lambda found, proof, rounding: found.without({found.pairs[0].name: "refuted"}))
+    assert find_symmetries(build("bert"), batch).dropped
+    assert not list(folder.glob("*.json"))
