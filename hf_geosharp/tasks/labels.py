@@ -7,7 +7,7 @@ nothing. Names decide where both sides have names, and what cannot be told is an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
 
     Raises:
         DataError: The classes of the data and of the model do not fit together.
-        UsageError: The map names a class that the model does not have.
+        UsageError: The map names a class that the model does not have, or the model has no classes.
     """
     classes = int(config.num_labels)
     if getattr(config, "problem_type", None) == "multi_label_classification":
@@ -57,6 +57,11 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
             "it without labels (labels 'model', --labels model), or pass batches from Python."
         )
     if predicts_numbers(config):
+        if label_map is not None:
+            raise UsageError(
+                "label_map (--label-map) maps labels to classes, but the model predicts a number (num_labels = 1): "
+                "leave it out."
+            )
         return LabelRule("regression", _regression_target, classes)
     ids = _model_ids(config)
     names = list(getattr(feature, "names", None) or [])
@@ -64,8 +69,18 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
         return LabelRule("label map", _by_user_map(label_map, ids, names, classes), classes)
     if names:
         return _class_label_rule(names, ids, classes, column)
-    how = "names" if getattr(feature, "dtype", None) in _TEXTS else "ids"
-    return LabelRule(how, lambda value: _by_name_or_number(value, ids), classes)
+    kind = getattr(feature, "dtype", None)
+    if kind in _TEXTS:
+        return LabelRule("names", lambda value: _by_name_or_number(value, ids), classes)
+    if kind == "bool" and {"true", "false"} <= {name.lower() for name in ids.names}:
+        return LabelRule("names", lambda value: ids[str(value)], classes)
+    if ids.misleading is not None:
+        name, number = ids.misleading
+        raise DataError(
+            f"Column {column!r} holds numbers, and the model has numbers for names that are not those of its classes "
+            f"({name!r} is class {number}), so they may mean either. {_HINT}"
+        )
+    return LabelRule("ids", lambda value: _by_name_or_number(value, ids), classes)
 
 
 def predicts_numbers(config: Any) -> bool:
@@ -110,7 +125,9 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
             raise DataError(
                 f"The label {value!r} ({where}) is not in the label map (--label-map): add it, with its class."
             ) from error
-        raise DataError(f"The label {value!r} ({where}) is not a class of the model. {_HINT}") from error
+        raise DataError(
+            f"The label {value!r} ({where}) is not a class of the model, or may be more than one. {_HINT}"
+        ) from error
     if rule.how == "regression":
         return label
     if label == -1:
@@ -127,60 +144,95 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
     return label
 
 
-def _model_ids(config: Any) -> dict[str, int]:
+class _Ids:
+    """Numbers by names: as these are written, else whatever their case where all that are alike have one number.
+
+    Attributes:
+        names: The names, as they are written.
+        misleading: A name that is another number than its own, with its number; None if there is none.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, int]]):
+        self.pairs = list(dict.fromkeys(pairs))
+        self.names = list(dict.fromkeys(name for name, _ in self.pairs))
+        numerals = ((name, number) for name, number in self.pairs if name.strip().isdecimal() and int(name) != number)
+        self.misleading = next(numerals, None)
+        self._written: dict[str, set[int]] = {}
+        self._lower: dict[str, set[int]] = {}
+        for name, number in self.pairs:
+            self._written.setdefault(name.strip(), set()).add(number)
+            self._lower.setdefault(name.strip().lower(), set()).add(number)
+
+    def get(self, name: str) -> int | None:
+        """Its number; None if it has none, or more than one."""
+        name = name.strip()
+        found = self._written.get(name) or self._lower.get(name.lower()) or ()
+        return next(iter(found)) if len(found) == 1 else None
+
+    def __getitem__(self, name: str) -> int:
+        number = self.get(name)
+        if number is None:
+            raise KeyError(name)
+        return number
+
+
+def _model_ids(config: Any) -> _Ids:
     # A config may carry one of the two tables only; both are read.
-    named = {str(name).lower(): int(number) for number, name in (getattr(config, "id2label", None) or {}).items()}
-    numbered = {str(name).lower(): int(number) for name, number in (getattr(config, "label2id", None) or {}).items()}
-    return named | numbered
+    named = [(str(name), int(number)) for number, name in (getattr(config, "id2label", None) or {}).items()]
+    numbered = [(str(name), int(number)) for name, number in (getattr(config, "label2id", None) or {}).items()]
+    return _Ids(named + numbered)
 
 
-def _is_generic(ids: Mapping[str, int]) -> bool:
+def _is_generic(ids: _Ids) -> bool:
     """Whether the model's label names are those that transformers fills in: LABEL_0, LABEL_1, ..."""
-    return all(name == f"label_{number}" for name, number in ids.items())
+    return all(name.lower() == f"label_{number}" for name, number in ids.pairs)
 
 
-def _class_label_rule(names: list[str], ids: dict[str, int], classes: int, column: str) -> LabelRule:
-    lowered = [name.lower() for name in names]
-    known = [name for name in lowered if name in ids]
-    if len(known) == len(names) and len(set(lowered)) == len(names):
+def _class_label_rule(names: list[str], ids: _Ids, classes: int, column: str) -> LabelRule:
+    known = [number for name in names if (number := ids.get(name)) is not None]
+    if len(set(known)) == len(names):
         # -1 stands for "no label" in every ClassLabel column.
-        numbers = {-1: -1} | {number: ids[name] for number, name in enumerate(lowered)}
+        numbers = {-1: -1} | dict(enumerate(known))
         return LabelRule("names", lambda value: numbers[_number(value)], classes)
     if len(names) != classes:
         raise DataError(
             f"Column {column!r} has {len(names)} classes ({_listed(names)}) and the model has num_labels = {classes} "
-            f"({_listed(list(ids))}). Score it on the data it was trained for. {_HINT}"
+            f"({_listed(ids.names)}). Score it on the data it was trained for. {_HINT}"
         )
-    nameless = lowered == [str(number) for number in range(classes)]
+    nameless = names == [str(number) for number in range(classes)]
     if not known and (_is_generic(ids) or nameless):
         warn(
-            f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(list(ids))}) cannot be "
+            f"The classes of column {column!r} ({_listed(names)}) and of the model ({_listed(ids.names)}) cannot be "
             "matched by name; their numbers are assumed to mean the same. If they do not, pass label_map "
             "(--label-map).",
             DataWarning,
         )
         return LabelRule("ids", _number, classes)
     raise DataError(
-        f"The classes of column {column!r} ({_listed(names)}) are not those of the model ({_listed(list(ids))}). "
+        f"The classes of column {column!r} ({_listed(names)}) are not those of the model ({_listed(ids.names)}). "
         f"{_HINT}"
     )
 
 
-def _by_user_map(
-    label_map: Mapping[str, Any], ids: dict[str, int], names: list[str], classes: int
-) -> Callable[[Any], int]:
-    table = {str(label).lower(): _model_class(label, target, ids, classes) for label, target in label_map.items()}
+def _by_user_map(label_map: Mapping[str, Any], ids: _Ids, names: list[str], classes: int) -> Callable[[Any], int]:
+    table = _Ids((_text(label), _model_class(label, target, ids, classes)) for label, target in label_map.items())
 
     def convert(value: Any) -> int:
+        text = _text(value)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names):
-            named = names[value].lower()
-            return table[named] if named in table else table[str(value)]
-        return table[str(value).lower()]
+            named = table.get(names[value])
+            return table[text] if named is None else named
+        return table[text]
 
     return convert
 
 
-def _model_class(label: str, target: Any, ids: dict[str, int], classes: int) -> int:
+def _text(label: Any) -> str:
+    """A label as it stands in a map; a column of whole numbers in which one is missing holds fractions."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+
+
+def _model_class(label: str, target: Any, ids: _Ids, classes: int) -> int:
     try:
         number = _by_name_or_number(target, ids)
     except _NO_LABEL:
@@ -188,15 +240,18 @@ def _model_class(label: str, target: Any, ids: dict[str, int], classes: int) -> 
     if not 0 <= number < classes:
         raise UsageError(
             f"The label map sends {label!r} to {target!r}, which the model does not have. "
-            f"Its labels are: {_listed(list(ids))} (or 0 to {classes - 1})."
+            f"Its labels are: {_listed(ids.names)} (or 0 to {classes - 1})."
         )
     return number
 
 
-def _by_name_or_number(value: Any, ids: Mapping[str, int]) -> int:
+def _by_name_or_number(value: Any, ids: _Ids) -> int:
     if isinstance(value, str):
-        name = value.strip().lower()
-        return ids[name] if name in ids else int(name)
+        named = ids.get(value)
+        # Beside names that are other numbers, a number is not one of a class.
+        if named is None and ids.misleading is not None:
+            raise KeyError(value)
+        return int(value) if named is None else named
     return _number(value)
 
 

@@ -35,6 +35,48 @@ def test_classes_of_the_model_that_the_data_lack():
     assert convert([0, 1], ClassLabel(names=["b", "c"]), model("a", "b", "c")) == [1, 2]
 
 
+def test_names_that_differ_in_case_alone_are_told_apart():
+    letters = model("A", "a", "b")
+    assert convert(["a", "A", "B"], Value("string"), letters) == [1, 0, 2]
+    assert convert([0, 1], ClassLabel(names=["a", "A"]), letters) == [1, 0]
+    assert convert(["x", "y"], Value("string"), letters, {"x": "A", "y": "a"}) == [0, 1]
+    assert convert(["Yes", "yes"], Value("string"), NAMED, {"Yes": 1, "yes": 0}) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "feature", "config"),
+    [
+        (["YES"], Value("string"), model("Yes", "yes")),
+        ([0], ClassLabel(names=["YES", "no"]), model("Yes", "yes")),
+        # Tables that contradict each other.
+        (["no"], Value("string"), model("no", "yes", label2id={"yes": 0, "no": 1})),
+        ([0, 1], ClassLabel(names=["no", "nay"]), model("no", "yes", label2id={"nay": 0, "yes": 1})),
+        # 1 may be the class 1, or the one that is called so.
+        ([1, 2], Value("int64"), model("1", "2", "3")),
+        ([0.0], Value("float64"), model("1", "2", "0")),
+        (["1", "0"], Value("string"), model("1", "2", "3")),
+    ],
+)
+def test_labels_that_may_be_several_classes_are_refused(values, feature, config):
+    with pytest.raises(DataError, match="--label-map"):
+        convert(values, feature, config)
+
+
+def test_names_that_are_numbers():
+    stars = model("1", "2", "3")
+    assert convert(["1", "3"], Value("string"), stars) == [0, 2]
+    assert convert([0, 1], ClassLabel(names=["3", "1"]), stars) == [2, 0]
+    assert convert([1, 3], Value("int64"), stars, {"1": "1", "3": "3"}) == [0, 2]
+    assert convert([1, 3], Value("int64"), stars, {"1": 0, "3": 2}) == [0, 2]
+    assert convert([0, 1], Value("int64"), model("0", "1")) == [0, 1]
+
+
+def test_truth_values():
+    assert convert([True, False], Value("bool"), model("True", "False")) == [0, 1]
+    assert convert([True, False], Value("bool"), NAMED) == [1, 0]
+    assert convert([True, False], Value("bool"), NAMED, {"true": "NEGATIVE", "false": 1}) == [0, 1]
+
+
 def test_numbers():
     assert convert([0, 1, 1.0, True], Value("int64"), GENERIC) == [0, 1, 1, 1]
     assert convert(["0", "LABEL_1"], Value("string"), GENERIC) == [0, 1]
@@ -50,10 +92,15 @@ def test_a_label_map():
     assert convert([0, 1], names, NAMED, {"happy": "negative", "sad": 1}) == [1, 0]
     assert convert(["sad", "Happy"], Value("string"), NAMED, {"happy": "NEGATIVE", "sad": "POSITIVE"}) == [1, 0]
     assert convert([5, 7], Value("int64"), NAMED, {"5": 1, "7": 0}) == [1, 0]
+    # A csv file in which one label is missing has fractions.
+    assert convert([5.0, 7.0], Value("float64"), NAMED, {"5": 1, "7": 0}) == [1, 0]
+    assert convert([" sad"], Value("string"), NAMED, {"sad ": 1}) == [1]
     with pytest.raises(DataError, match=r"'sad'.*row 10"):
         convert(["sad"], Value("string"), NAMED, {"happy": 0})
     with pytest.raises(UsageError, match=r"'happy' to 'glad'"):
         convert([0], names, NAMED, {"happy": "glad"})
+    with pytest.raises(UsageError, match=r"label_map.*predicts a number"):
+        convert([0], Value("int64"), model("LABEL_0"), {"0": 1})
 
 
 @pytest.mark.parametrize(
@@ -68,7 +115,7 @@ def test_a_label_map():
         ([0.5], Value("float64"), NAMED, r"0\.5.*row 10"),
         ([float("inf")], Value("float64"), NAMED, r"inf \(column 'label', row 10\)"),
         ([[0, 1]], Value("int64"), NAMED, r"one label per sample"),
-        ([0], ClassLabel(names=["positive", "neutral"]), NAMED, r"positive, neutral.*negative, positive.*--label-map"),
+        ([0], ClassLabel(names=["positive", "neutral"]), NAMED, r"positive, neutral.*NEGATIVE, POSITIVE.*--label-map"),
         ([0], ClassLabel(names=["a", "b", "c"]), GENERIC, r"3 classes.*num_labels = 2"),
         (["x"], Value("string"), model("LABEL_0"), r"'x'.*num_labels = 1"),
         ([float("nan")], Value("float64"), model("LABEL_0"), r"nan"),
