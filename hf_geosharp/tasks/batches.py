@@ -74,7 +74,7 @@ def make_batches(
         tokens) each padded to its own longest, (batch, channels, height, width), labels (batch,) or (batch, tokens).
 
     Raises:
-        UsageError: ``samples`` or ``batch_size`` is not positive.
+        UsageError: ``samples`` or ``batch_size`` is not positive, or something is chosen that the task does not read.
         DataError: Too few rows for one batch, no such columns, or labels that do not fit.
         ModelError: The model comes without the processor that the data need, or its loss is not about the labels that
             are made from texts.
@@ -138,16 +138,15 @@ def batches_from(
         floating: The dtype of fractions, where the model will compute in another than it has.
 
     Raises:
-        UsageError: Data of another kind, or raw columns without processor or task.
+        UsageError: Data of another kind, raw columns without processor or task, or something chosen of raw columns for
+            encoded data.
         DataError: Empty data, too few rows, keys that the model does not take, labels out of range.
     """
     samples, batch_size, seed = _numbers(samples, batch_size, seed)
     # A loader draws at least the seed of its workers, and a transform may draw whenever a row is read.
     with untouched(data, seed=seed):
-        if max_length is not None and not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
-            raise UsageError(
-                "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
-            )
+        if not (_is_dataset(data) and _encoded_key(_columns(data), model) is None):
+            _check_encoded(Columns.of(columns), label_map, max_length)
         if not _is_dataset(data):
             batches, identity = _given_batches(data, model, samples, floating or model_dtype(model))
             batches = _checked(batches, model, task, with_labels)
@@ -180,6 +179,24 @@ def batches_from(
             batches = _checked(batches, model, task, with_labels)
             identity |= _label_kind(model, batches, task)
         return batches, {**identity, "fingerprint": data._fingerprint, "rows": len(data)}
+
+
+def _check_encoded(columns: Columns, label_map: Mapping[str, Any] | None, max_length: int | None) -> None:
+    """Refuses what is chosen of raw columns, where the inputs are encoded.
+
+    Raises:
+        UsageError: something is.
+    """
+    if max_length is not None:
+        raise UsageError(
+            "max_length applies to texts that are not encoded yet: truncate the inputs when you encode them"
+        )
+    for name, given in (("columns", columns.named()), ("label_map", label_map)):
+        if given:
+            raise UsageError(
+                f"{name} applies to data sets of raw columns, and these inputs are encoded: leave it out, and name and "
+                "number them as the model does"
+            )
 
 
 def learns_numbers(model: Any, batches: Sequence[Batch], task: Task | str | None = None) -> bool:
@@ -241,6 +258,8 @@ def _encoder(
     rule = None
     if task.is_classification and chosen.label is not None:
         rule = label_rule(dataset.features[chosen.label], config, chosen.label, label_map)
+    elif label_map is not None:
+        raise UsageError(f"label_map (--label-map) maps labels, which {task.name} does not read here: leave it out.")
     if max_length is not None:
         _check_length(max_length, loaded, pairs=chosen.text_pair is not None)
     encoder = Encoder(

@@ -63,10 +63,16 @@ def choose(
         need_label: Whether a classification needs labels (a score against the model itself does not).
 
     Raises:
+        UsageError: A column is chosen that the task does not read.
         DataError: A column is not there, or none of the usual names is; the message lists those there.
     """
     overrides = overrides or Columns()
     for role, column in overrides.named().items():
+        if role not in _roles(task):
+            raise UsageError(
+                f"The {role.replace('_', ' ')} column is {column!r} (--{_option(role)}, or Columns in Python), but the "
+                f"task {task.name} reads none: leave it out."
+            )
         if column not in dataset.column_names:
             raise DataError(
                 f"The data have no column {column!r} (chosen with --{_option(role)}, or Columns in Python). "
@@ -104,6 +110,11 @@ def _choose_inputs(dataset: datasets.Dataset, task: Task, overrides: Columns) ->
         f"The data have none of the columns that {task.name} reads ({usual}). {_there(dataset)} "
         f"Name yours with --{task.modality}-column (in Python, columns=Columns({task.modality}=...))."
     )
+
+
+def _roles(task: Task) -> set[str]:
+    """What columns a task reads."""
+    return {task.modality, *([task.second] if _takes_pairs(task) else ()), *(["label"] if task.labels else ())}
 
 
 def _takes_pairs(task: Task) -> bool:

@@ -152,6 +152,20 @@ def test_a_length_is_of_texts_that_are_not_encoded_yet(model, vit_folder):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("chosen", [{"label_map": {"neg": 0}}, {"columns": {"text": "labels"}}])
+def test_what_is_chosen_of_raw_columns_is_refused_where_there_are_none(model, chosen):
+    (name,) = chosen
+    for data in (encoded(), [batch()]):
+        with pytest.raises(UsageError, match=f"{name} applies to data sets of raw columns"):
+            batches_from(data, model, processor=make_tokenizer(), samples=4, batch_size=4, **chosen)
+
+
+def test_a_label_map_is_for_classes(mlm_folder):
+    loaded = load_model(mlm_folder, device="cpu")
+    with pytest.raises(UsageError, match=r"--label-map.*masked-lm"):
+        make_batches(TEXTS, loaded, samples=4, batch_size=4, label_map={"neg": 0})
+
+
 def test_texts_for_language_models_are_padded_on_the_right_and_the_tokenizer_stays_as_it_is():
     from transformers import BertForMaskedLM
 

@@ -265,6 +265,22 @@ def test_columns_by_choice():
     assert choose(rows, CLASSIFICATION, need_label=False).label is None
 
 
+@pytest.mark.parametrize(
+    ("task", "chosen", "culprit"),
+    [
+        (CLASSIFICATION, Columns(image="text"), r"image column is 'text' \(--image-column.*text-classification"),
+        (MASKED, Columns(label="label"), r"--label-column.*masked-lm"),
+        (MASKED, Columns(text_pair="title"), r"--text-pair-column.*masked-lm"),
+        (SEQ2SEQ, Columns(text_pair="title"), r"--text-pair-column.*seq2seq-lm"),
+        (find_task("image-classification"), Columns(text="text"), r"--text-column.*image-classification"),
+    ],
+)
+def test_columns_that_a_task_does_not_read(task, chosen, culprit):
+    rows = datasets.Dataset.from_dict({name: ["x"] for name in ("text", "title", "label")})
+    with pytest.raises(UsageError, match=culprit):
+        choose(rows, task, chosen)
+
+
 def test_columns_by_kind():
     rows = make_images().rename_columns({"image": "scan", "label": "digit"})
     assert choose(rows, find_task("image-classification")) == Columns(image="scan", label="digit")
