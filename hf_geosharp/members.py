@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import warnings
@@ -191,23 +190,15 @@ def _task(member: Member, task: str, params: str, token: str | None) -> str | No
     return _task_of_model(member, source) if task == "auto" else task
 
 
-def _task_of_model(member: Member, source: Source) -> str | None:
-    """The task by the config's architecture; None where only loading tells."""
-    from hf_geosharp.tasks.hub import fetch
-    from hf_geosharp.tasks.kinds import task_of
+def _task_of_model(member: Member, source: Source) -> str:
+    """The task by the config's architecture, as loading tells it."""
+    from hf_geosharp.tasks.config import choose_task, read_config
 
-    path = fetch(source, "config.json")
-    if path is None:
-        raise ModelError(f"{member.source} has no config.json, so it is not a model")
     try:
-        config = json.loads(path.read_bytes())
-        architectures = config.get("architectures") or []
-        task = task_of(str(architectures[0])) if architectures else None
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        raise ModelError(f"{member.source}: config.json cannot be read ({type(error).__name__}: {error})") from None
-    if task is None and member.run and "auto_map" not in config:
-        raise ModelError(f"{member.source}: config.json names no architecture that can be scored ({architectures})")
-    return None if task is None else task.name
+        return choose_task(source, read_config(source)[0], "auto").name
+    except UsageError as error:
+        # Of a checkpoint of a run it is the folder that is at fault, and no option.
+        raise (ModelError(str(error)) if member.run else error) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------- data

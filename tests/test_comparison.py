@@ -352,7 +352,7 @@ BROKEN = (
     (_config("{"), "config.json cannot be read"),
     (_config("[]"), "config.json cannot be read"),
     (_config("{}"), "names no architecture"),
-    (_config('{"architectures": ["BertModel"], "model_type": "bert"}'), "names no architecture"),
+    (_config('{"architectures": ["BertModel"], "model_type": "bert"}'), "none of the tasks"),
     (_config('{"architectures": ["BertForSequenceClassification"], "model_type": "nonsense"}'), "nonsense"),
     (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer"),
     (lambda folder: (folder / "model.safetensors").write_bytes(b""), "does not load"),
@@ -395,6 +395,19 @@ def test_an_interrupted_comparison_goes_on_where_it_was(world: dict[str, Path], 
     ]
     assert len(list(tmp_path.glob("*/journal-0.jsonl"))) == 2
     assert compare_pretrained(models, output=tmp_path, **options(world)) == unbroken
+
+
+def test_a_model_of_no_task_is_refused_before_any_is_scored(world: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(world["run"] / "checkpoint-10", tmp_path / "base")
+    _config('{"architectures": ["BertModel"], "model_type": "bert"}')(tmp_path / "base")
+    told: list[str] = []
+    models = [str(world["run"] / "checkpoint-40"), str(tmp_path / "base")]
+    with pytest.raises(UnsupportedModelError, match="BertModel, which does none of the tasks"):
+        compare_pretrained(models, told=told.append, **options(world))
+    _config("{}")(tmp_path / "base")
+    with pytest.raises(UsageError, match="names no architecture"):
+        compare_pretrained(models, told=told.append, **options(world))
+    assert told == []
 
 
 def test_a_folder_that_is_a_model_with_checkpoints(world: dict[str, Path], tmp_path: Path) -> None:
@@ -578,7 +591,7 @@ def test_a_model_without_symmetries_may_be_compared_with_another(
 
 
 def test_a_broken_model_that_was_named_ends_the_comparison(world: dict[str, Path]) -> None:
-    with pytest.raises(ModelError, match=r"checkpoint-20 has no config.json"):
+    with pytest.raises(ModelError, match=r"checkpoint-20 is not a model: the folder has no config.json"):
         compare_pretrained([str(world["run"] / "checkpoint-10"), str(world["run"] / "checkpoint-20")], **options(world))
 
 
@@ -676,7 +689,7 @@ def test_the_task_of_an_adapter_is_left_to_loading_unless_it_names_one(
     held.write_text('{"base_model_name_or_path": "me/base"}')
     source = Source("me/adapter")
     monkeypatch.setattr("hf_geosharp.tasks.hub.find_source", lambda *_: source)
-    for module in ("hub", "adapters"):
+    for module in ("hub", "adapters", "config"):
         monkeypatch.setattr(
             f"hf_geosharp.tasks.{module}.fetch", lambda _, name: held if held.exists() and name == held.name else None
         )
@@ -687,7 +700,7 @@ def test_the_task_of_an_adapter_is_left_to_loading_unless_it_names_one(
     with pytest.raises(UsageError, match="causal-lm: me/adapter"):
         members.check_members(found, other, params="lora")
     held.unlink()
-    with pytest.raises(ModelError, match=r"me/adapter has no config\.json"):
+    with pytest.raises(ModelError, match=r"me/adapter is not a model: the repository has no config\.json"):
         members.check_members(found)
 
 

@@ -27,10 +27,12 @@ def read_config(source: Source) -> tuple[dict[str, Any], Source]:
         raise ModelError(f"{source.id} is not a model: {where} has no config.json.")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{source.id}: config.json cannot be read ({error}).") from error
     except ValueError as error:
-        raise ModelError(f"{source.id}: config.json is not valid JSON ({error}).") from error
+        raise ModelError(f"{source.id}: config.json cannot be read: it is not valid JSON ({error}).") from error
     if not isinstance(raw, dict):
-        raise ModelError(f"{source.id}: config.json holds no object but a {type(raw).__name__}.")
+        raise ModelError(f"{source.id}: config.json cannot be read: it holds no object but a {type(raw).__name__}.")
     # On the Hub's cache the file lies in snapshots/<commit>/.
     return raw, source.at(path.parent.name)
 
@@ -91,8 +93,8 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
     """
     if name != "auto":
         return find_task(name)
-    architectures = raw.get("architectures") or []
-    if not architectures:
+    architecture = _architecture(raw)
+    if architecture is None:
         raise UsageError(
             f"{source.id}: its config.json names no architecture, so its task is not known. "
             f"Pass task (--task), one of: {task_names()}."
@@ -100,7 +102,7 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
     found = task_of_config(raw)
     if found is None:
         raise UnsupportedModelError(
-            f"{source.id} is a {architectures[0]}, which does none of the tasks that can be scored: {task_names()}. "
+            f"{source.id} is a {architecture}, which does none of the tasks that can be scored: {task_names()}. "
             "If its weights have such a head nevertheless, name it with task (--task). From Python, hf_geosharp.score "
             "takes any model that returns a loss, with batches of your own."
         )
@@ -109,8 +111,13 @@ def choose_task(source: Source, raw: Mapping[str, Any], name: str) -> Task:
 
 def task_of_config(raw: Mapping[str, Any]) -> Task | None:
     """The task of the config's architecture; None if none of ours is."""
-    architectures = raw.get("architectures") or []
-    return (task_of(architectures[0]) if architectures else None) or _task_of_remote_code(raw)
+    architecture = _architecture(raw)
+    return (None if architecture is None else task_of(architecture)) or _task_of_remote_code(raw)
+
+
+def _architecture(raw: Mapping[str, Any]) -> str | None:
+    named = raw.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else None
 
 
 def _task_of_remote_code(raw: Mapping[str, Any]) -> Task | None:
