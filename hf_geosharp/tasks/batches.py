@@ -14,7 +14,7 @@ from hf_geosharp.symmetry.fingerprint import of_callable
 from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
-from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model
+from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model, without_labels
 from hf_geosharp.tasks.labels import label_rule, predicts_numbers
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
@@ -214,8 +214,8 @@ def _label_kind(model: Any, batches: Sequence[Batch], task: Task | str | None) -
 def _checked(batches: list[Batch], model: Any, task: Task | str | None, with_labels: bool) -> list[Batch]:
     """The batches, checked, without labels if they are neither wanted nor the decoder's input."""
     found = _find(model, task)
-    if not with_labels and not (found is not None and found.second == "label"):
-        batches = [{key: value for key, value in batch.items() if key != "labels"} for batch in batches]
+    if not with_labels:
+        batches = [without_labels(found, model, batch) for batch in batches]
     check_batches(batches, model)
     return batches
 
@@ -562,7 +562,8 @@ def _given_batch(batch: Any, number: int, accepted: frozenset[str] | None, float
     if not isinstance(batch, Mapping):
         raise DataError(
             f"Batch {number} is a {type(batch).__name__}, not a dict of tensors. Pass dicts whose keys are the "
-            "arguments of the model's forward."
+            "arguments of the model's forward; pass rows and tables as a data set (datasets.Dataset.from_list, "
+            "from_pandas)."
         )
     tidied: Batch = {}
     for key, value in batch.items():

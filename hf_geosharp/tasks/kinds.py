@@ -172,6 +172,24 @@ def task_of_model(model: nn.Module) -> Task | None:
     return next((task for kind in kinds if (task := task_of(kind.__name__)) is not None), None)
 
 
+def without_labels(task: Task | None, model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch without its labels, except where the model makes its decoder's input from them.
+
+    The task tells; without one (speech or images to text) an encoder-decoder does where the labels are tokens and there
+    is nothing else for the decoder.
+    """
+    return {key: value for key, value in batch.items() if key != "labels" or _decodes_labels(task, model, batch)}
+
+
+def _decodes_labels(task: Task | None, model: Any, batch: Mapping[str, Any]) -> bool:
+    if task is not None:
+        return task.second == "label"
+    labels = batch["labels"]
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    are_tokens = labels.ndim > 1 and not labels.is_floating_point()
+    return bool(is_encoder_decoder) and are_tokens and not {"decoder_input_ids", "decoder_inputs_embeds"} & set(batch)
+
+
 def weight(task: Task | None, batch: Mapping[str, Any]) -> float:
     """How many terms the mean loss of a batch runs over: the factor that makes it a sum.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import ModelError, UsageError
 from hf_geosharp.evaluating import evaluating
-from hf_geosharp.tasks.kinds import IGNORED, TARGET_LOGITS, TARGET_MASK, Task
+from hf_geosharp.tasks.kinds import IGNORED, TARGET_LOGITS, TARGET_MASK, Task, without_labels
 
 if TYPE_CHECKING:
     import torch
@@ -53,18 +53,17 @@ def attach_model_targets(
     from hf_geosharp.sharpness.selection import movable
     from hf_geosharp.symmetry.inputs import call
 
-    keeps_labels = task is not None and task.second == "label"
     device = next(model.parameters()).device
     attached = []
     with full_float32(), borrow(model, dtype, movable(model, params)), torch.no_grad():
         carried = Carried(model)
         for batch in batches:
             carried.put_back()
-            kept = {key: value for key, value in batch.items() if key != "labels" or keeps_labels}
+            kept = without_labels(task, model, batch)
             same_random_numbers()
             logits = _logits(call(model, {key: value.to(device) for key, value in kept.items()})).detach().cpu()
             precise = logits if logits.dtype == torch.float64 else logits.float()
-            attached.append({**kept, **_target(model, precise, batch, keeps_labels)})
+            attached.append({**kept, **_target(model, precise, kept)})
     return attached
 
 
@@ -156,9 +155,7 @@ def _compared(outputs: Any, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Te
     return logits[counted], target[counted]
 
 
-def _target(
-    model: Any, logits: torch.Tensor, batch: Mapping[str, torch.Tensor], from_labels: bool
-) -> dict[str, torch.Tensor]:
+def _target(model: Any, logits: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     import torch
 
     if logits.shape[-1] == 1 or _problem(model) == "regression":
@@ -170,7 +167,7 @@ def _target(
         )
     if logits.ndim < 3:
         return {TARGET_LOGITS: logits}
-    if from_labels and "labels" in batch:
+    if "labels" in batch:
         mask = batch["labels"] != IGNORED
     elif "attention_mask" in batch and batch["attention_mask"].shape == logits.shape[:2]:
         mask = batch["attention_mask"] != 0

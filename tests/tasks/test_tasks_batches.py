@@ -602,6 +602,31 @@ def test_targets_of_a_decoder_that_reads_labels_count_where_these_do(t5_folder):
         assert kl_to_model(model(**data), found).tolist() == pytest.approx(5 * [0.0], abs=1e-6)
 
 
+@pytest.fixture
+def speech_to_text():
+    """An encoder-decoder of none of the tasks."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    torch.manual_seed(0)
+    layers = {f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("attention_heads", "ffn_dim")}
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "max_source_positions": 6, "num_mel_bins": 4}
+    tokens = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    return WhisperForConditionalGeneration(WhisperConfig(**sizes, **layers, **tokens)).eval()
+
+
+def test_labels_that_a_decoder_reads_stay_in_a_score_without_labels(speech_to_text):
+    labels = torch.tensor([[7, 8, 5], [9, 5, -100]])
+    data = {"input_features": torch.randn(2, 4, 12), "labels": labels}
+    result = score(speech_to_text, [data], labels="model", steps=1, reproducibility=False)
+    assert result.base_loss == pytest.approx(0, abs=1e-6)
+    (found,) = attach_model_targets(speech_to_text, [data], None)
+    assert torch.equal(found["_target_mask"], (labels != -100).long())
+    # Where there is something else for the decoder, they are not read.
+    decoded = {**data, "decoder_input_ids": labels.clamp(min=0)}
+    (found,) = attach_model_targets(speech_to_text, [decoded], None)
+    assert "labels" not in found
+
+
 def test_targets_leave_the_model_as_it_was(model):
     model.train()
     try:
