@@ -42,8 +42,9 @@ def command(name: str | None, output: Path | None) -> None:
 
 
 def _list() -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from hf_geosharp.cli.pieces import console
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("name", no_wrap=True)
@@ -53,9 +54,9 @@ def _list() -> None:
     table.add_column("licence", no_wrap=True)
     for demo in map(demos.info, demos.shipped()):
         table.add_row(*_row(demo))
-    console = Console()
-    console.print(table)
-    console.print(
+    out = console()
+    out.print(table)
+    out.print(
         "\nScore a model with 'hf-geosharp score demo:NAME'. Each model has a twin, demo:NAME-twin: the same function "
         "with other weights, computed on request.",
         highlight=False,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hf_geosharp.cli.pieces import console, heading, interval, listed, number
 from hf_geosharp.sharpness.choices import search, title_of
 
 if TYPE_CHECKING:
@@ -25,34 +25,30 @@ _NARROWEST = 40
 
 def show(result: SharpnessResult) -> None:
     """Print ``result`` on stdout."""
-    # A terminal that cannot show a character gets '?' rather than a traceback.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-    console = Console()
     # Below this the values would be left out rather than wrapped.
-    console.width = max(console.width, _NARROWEST)
-    console.print(table(result, plus_minus="±" if console.encoding.startswith("utf") else "+/-"))
+    out = console(_NARROWEST)
+    out.print(table(result, plus_minus="±" if out.encoding.startswith("utf") else "+/-"))
 
 
 def table(result: SharpnessResult, plus_minus: str = "±") -> RenderableType:
     """``result`` as something rich can print."""
     parts: list[RenderableType] = [_headline(result, plus_minus), Text(), _facts(result)]
     if len(result.curve) > 1:
-        parts += [_heading("Curve"), _curve(result, plus_minus)]
+        parts += [heading("Curve"), _curve(result, plus_minus)]
     if result.share:
-        parts += [_heading(f"Where the {_perturbation(result)} perturbation lives"), _shares(result)]
+        parts += [heading(f"Where the {_perturbation(result)} perturbation lives"), _shares(result)]
     if result.per:
         parts += [
-            _heading(f"When only one {result.per[0].by} is perturbed (the values do not add up)"),
+            heading(f"When only one {result.per[0].by} is perturbed (the values do not add up)"),
             _parts(result, plus_minus),
         ]
     if result.profile is not None:
         parts += [
-            _heading(f"Rise on the way to the first batch's worst perturbation, rho {result.profile.radius:g}"),
+            heading(f"Rise on the way to the first batch's worst perturbation, rho {result.profile.radius:g}"),
             _profile(result.profile),
         ]
     if result.warnings:
-        parts += [_heading("Warnings", "bold yellow"), _warnings(result)]
+        parts += [heading("Warnings", "bold yellow"), listed(result.warnings)]
     return Group(*parts)
 
 
@@ -61,11 +57,11 @@ def _headline(result: SharpnessResult, plus_minus: str) -> Text:
     if result.lost:
         lost = f"in {result.lost} of {len(result.per_batch)} batches no finite loss was found: use a smaller radius"
         return Text.assemble((f"{title}  ", "bold"), ("no measurement", "bold red"), f" ({lost})")
-    text = Text.assemble((f"{title}  ", "bold"), (_number(result.geodesic_sharpness), "bold green"))
+    text = Text.assemble((f"{title}  ", "bold"), (number(result.geodesic_sharpness), "bold green"))
     if result.stderr is not None:
         text.append(f" {plus_minus} {result.stderr:.2g}")
     if result.interval95 is not None:
-        text.append(f"  (95 % interval {_interval(result.interval95)})")
+        text.append(f"  (95 % interval {interval(result.interval95)})")
     return text
 
 
@@ -82,7 +78,7 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "model", _identity(result.model)
     yield "data", _identity(result.data)
     yield "samples", Text(_samples(result))
-    yield "base loss", Text(f"{_number(result.base_loss)} {result.unit}")
+    yield "base loss", Text(f"{number(result.base_loss)} {result.unit}")
     yield "rho", Text(f"{result.rho:g}")
     yield "metric", Text(f"{result.metric}, geodesic {result.geodesic}, {result.mode} case, seed {result.seed}")
     if result.mode == "worst":
@@ -92,7 +88,7 @@ def _rows(result: SharpnessResult) -> Iterator[tuple[str, Text]]:
     yield "symmetries", _symmetries(result)
     yield "reproducible", _reproducible(result)
     for name, value in result.baselines.items():
-        yield "baseline", Text(f"{name} {_number(value)}")
+        yield "baseline", Text(f"{name} {number(value)}")
     passes = result.passes
     yield "cost", Text(f"{passes.forwards} forwards, {passes.backwards} backwards, {result.seconds:.1f} s")
 
@@ -128,14 +124,14 @@ def _reproducible(result: SharpnessResult) -> Text:
 
 def _curve(result: SharpnessResult, plus_minus: str) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("rho", "sharpness", "95 % interval", "reproducible"):
-        grid.add_column(heading, justify="left" if heading == "reproducible" else "right")
+    for name in ("rho", "sharpness", "95 % interval", "reproducible"):
+        grid.add_column(name, justify="left" if name == "reproducible" else "right")
     for point in result.curve:
         error = "" if point.stderr is None else f" {plus_minus} {point.stderr:.2g}"
         grid.add_row(
             f"{point.rho:g}",
-            f"{_number(point.geodesic_sharpness)}{error}",
-            "" if point.interval95 is None else _interval(point.interval95),
+            f"{number(point.geodesic_sharpness)}{error}",
+            interval(point.interval95),
             {True: Text("yes", "green"), False: Text("NO", "bold red"), None: Text("not checked")}[point.reproducible],
         )
     return grid
@@ -165,28 +161,19 @@ def _parts(result: SharpnessResult, plus_minus: str) -> Table:
         name = Text(part.part)
         if part.reproducible is False:
             name.append("  NOT reproducible", "bold red")
-        grid.add_row(f"{_number(part.value)}{error}", name)
+        grid.add_row(f"{number(part.value)}{error}", name)
     if rest := ranked[_TOP_PARTS:]:
         count = _counted("other", "others", len(rest))
-        grid.add_row(f"at most {_number(rest[0].value)}", Text(f"{count}; --json has all", "dim"))
+        grid.add_row(f"at most {number(rest[0].value)}", Text(f"{count}; --json has all", "dim"))
     return grid
 
 
 def _profile(profile: Profile) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("share of the way", "along the geodesic", "along the straight line"):
-        grid.add_column(heading, justify="right")
+    for name in ("share of the way", "along the geodesic", "along the straight line"):
+        grid.add_column(name, justify="right")
     for t, geodesic, straight in zip(profile.t, profile.geodesic, profile.straight, strict=True):
-        grid.add_row(f"{t:.0%}", _number(geodesic), _number(straight))
-    return grid
-
-
-def _warnings(result: SharpnessResult) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for warning in result.warnings:
-        grid.add_row("-", Text(" ".join(warning.split())))
+        grid.add_row(f"{t:.0%}", number(geodesic), number(straight))
     return grid
 
 
@@ -213,10 +200,6 @@ def _perturbation(result: SharpnessResult) -> str:
     return "worst" if result.mode == "worst" else result.mode
 
 
-def _heading(text: str, style: str = "bold") -> Text:
-    return Text.assemble("\n", (text, style))
-
-
 def _by_kind(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
 
@@ -227,12 +210,3 @@ def _counted(one: str, many: str, count: int) -> str:
 
 def _plural(one: str, many: str, count: int) -> str:
     return one if count == 1 else many
-
-
-def _interval(bounds: tuple[float, float]) -> str:
-    return f"{bounds[0]:.4g} to {bounds[1]:.4g}"
-
-
-def _number(value: float) -> str:
-    """Six significant digits, trailing zeros kept: they are digits that two scores may agree in."""
-    return f"{value:#.6g}"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hf_geosharp.cli.pieces import console, heading, interval, listed, number
 from hf_geosharp.sharpness.choices import search
 
 if TYPE_CHECKING:
@@ -22,35 +22,25 @@ _APART = {True: Text("yes", "green"), False: Text("NO", "bold red"), None: Text(
 
 def show(comparison: Comparison) -> None:
     """Print a comparison on stdout."""
-    _print(table(comparison))
+    console(_WIDTH).print(table(comparison))
 
 
 def show_correlation(correlation: Correlation) -> None:
     """Print a correlation on stdout."""
-    _print(correlation_table(correlation))
-
-
-def _print(what: RenderableType) -> None:
-    # A terminal that cannot show a character gets '?' rather than a traceback.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-    console = Console()
-    # A narrower terminal breaks lines; a narrower table would lose columns.
-    console.width = max(console.width, _WIDTH)
-    console.print(what)
+    console(_WIDTH).print(correlation_table(correlation))
 
 
 def table(comparison: Comparison) -> RenderableType:
     """A comparison as something rich can print."""
     parts: list[RenderableType] = [*_forced(comparison.forced), _ranking(comparison)]
-    parts += [_heading(f"Each compared with the next, by {comparison.rank_by}"), _neighbours(comparison)]
+    parts += [heading(f"Each compared with the next, by {comparison.rank_by}"), _neighbours(comparison)]
     parts.append(Text(_told_apart(comparison), "dim"))
     if any(held.step is not None for held in comparison.ranking):
-        parts += [_heading("Over training"), _steps(comparison)]
+        parts += [heading("Over training"), _steps(comparison)]
     parts += [Text(), Text(_settings(comparison.settings), "dim")]
     if comparison.skipped:
-        parts += [_heading(f"Skipped ({len(comparison.skipped)})", "bold yellow")]
-        parts.append(_list([_reason(skipped) for skipped in comparison.skipped]))
+        parts += [heading(f"Skipped ({len(comparison.skipped)})", "bold yellow")]
+        parts.append(listed([_reason(skipped) for skipped in comparison.skipped]))
     return Group(*parts, *_notes(comparison.notes))
 
 
@@ -64,7 +54,7 @@ def correlation_table(correlation: Correlation) -> RenderableType:
         grid.add_row(Text(found.name), f"{found.value:+.3f}", interval, p_value)
     points = _grid("model", correlation.by, correlation.target)
     for point in sorted(correlation.points, key=lambda point: point.figure):
-        points.add_row(Text(point.name), _number(point.figure), f"{point.target:.6g}")
+        points.add_row(Text(point.name), number(point.figure), f"{point.target:.6g}")
     resamples = f"intervals: {correlation.resamples} bootstrap samples of the models; "
     if all(found.interval95 is None for found in correlation.statistics):
         resamples = ""
@@ -82,9 +72,9 @@ def _ranking(comparison: Comparison) -> Table:
     other = comparison.rank_by not in ("sharpness", "base_loss")
     grid = _grid("rank", "model", *([comparison.rank_by] if other else []), "sharpness", "95 % interval", "base loss")
     for held in comparison.ranking:
-        figure = [_number(held.value)] if other else []
+        figure = [number(held.value)] if other else []
         grid.add_row(
-            _rank(held), Text(held.name), *figure, _number(held.sharpness), _interval(held.sharpness_interval95),
+            _rank(held), Text(held.name), *figure, number(held.sharpness), interval(held.sharpness_interval95),
             f"{held.base_loss:.4g}",
         )  # fmt: skip
     return grid
@@ -105,9 +95,7 @@ def _rank(held: Ranked) -> str:
 def _neighbours(comparison: Comparison) -> Table:
     grid = _grid("", "model", "higher by", "95 % interval", "told apart")
     for held, step in zip(comparison.ranking[1:], comparison.next, strict=True):
-        grid.add_row(
-            str(held.rank), Text(held.name), f"{step.mean:.4g}", _interval(step.interval95), _APART[step.apart]
-        )
+        grid.add_row(str(held.rank), Text(held.name), f"{step.mean:.4g}", interval(step.interval95), _APART[step.apart])
     return grid
 
 
@@ -129,7 +117,7 @@ def _steps(comparison: Comparison) -> Table:
     for h in held:
         run = [Text(h.run)] if several else []
         logged = (f"{h.losses[name]:.4g}" if name in h.losses else "" for name in losses)
-        grid.add_row(*run, str(h.step), _number(h.value), *logged)
+        grid.add_row(*run, str(h.step), number(h.value), *logged)
     return grid
 
 
@@ -157,45 +145,23 @@ def _forced(differences: Sequence[str]) -> list[RenderableType]:
     if not differences:
         return []
     head = Text("FORCED: these results are not comparable: they were computed with different settings", "bold red")
-    return [head, _list(differences), Text()]
+    return [head, listed(differences), Text()]
 
 
 def _notes(notes: Sequence[str]) -> list[RenderableType]:
-    return [_heading("Notes", "bold yellow"), _list(notes)] if notes else []
+    return [heading("Notes", "bold yellow"), listed(notes)] if notes else []
 
 
 def _grid(*headings: str) -> Table:
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        is_text = heading in ("", "rank", "model", "run", "told apart")
+    for name in headings:
+        is_text = name in ("", "rank", "model", "run", "told apart")
         grid.add_column(
-            heading, justify="left" if is_text else "right", no_wrap=not is_text,
+            name, justify="left" if is_text else "right", no_wrap=not is_text,
             overflow="fold" if is_text else "ellipsis",
         )  # fmt: skip
     return grid
 
 
-def _list(lines: Sequence[str]) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for line in lines:
-        grid.add_row("-", Text(" ".join(line.split())))
-    return grid
-
-
-def _heading(text: str, style: str = "bold") -> Text:
-    return Text.assemble("\n", (text, style))
-
-
-def _interval(bounds: tuple[float, float] | None) -> str:
-    return "" if bounds is None else f"{bounds[0]:.4g} to {bounds[1]:.4g}"
-
-
 def _range(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
-def _number(value: float) -> str:
-    """Six significant digits, as in the table of a score."""
-    return f"{value:#.6g}"

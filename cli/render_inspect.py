@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from hf_geosharp.cli.pieces import console, heading, listed
 from hf_geosharp.heatmaps import short_labels
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ _STYLES = {"holds": "green", "dead": "yellow", "failed": "bold red", "unverified
 
 def show(result: Inspection, *, everything: bool = False) -> None:
     """Print ``result`` on stdout; ``everything`` leaves no layer and no head out."""
-    # A terminal that cannot show a character gets '?' rather than a traceback.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-    Console().print(report(result, everything=everything))
+    console().print(report(result, everything=everything))
 
 
 def report(result: Inspection, *, everything: bool = False) -> RenderableType:
@@ -36,11 +33,11 @@ def report(result: Inspection, *, everything: bool = False) -> RenderableType:
     parts: list[RenderableType] = [_tree(result, everything), Text(), _totals(result)]
     for title, lines in (("Not recognised", result.unrecognised), ("Dropped", result.dropped)):
         if lines:
-            parts += [_heading(f"{title} ({len(lines)})"), _list(lines)]
+            parts += [heading(f"{title} ({len(lines)})"), listed(lines)]
     if result.health:
-        parts += [_heading("Health of the heads"), _health(result.health, everything), *_flagged(result.health)]
+        parts += [heading("Health of the heads"), _health(result.health, everything), *_flagged(result.health)]
     if result.warnings:
-        parts += [_heading("Warnings", "bold yellow"), _list(result.warnings)]
+        parts += [heading("Warnings", "bold yellow"), listed(result.warnings)]
     return Group(*parts)
 
 
@@ -247,18 +244,5 @@ def _flagged(heads: Sequence[HeadHealth]) -> Iterator[RenderableType]:
         f"{h.module} {h.kind} head {h.head}: {', '.join(h.flags)} (rank {h.rank} of {h.dim})" for h in heads if h.flags
     ]
     if found:
-        yield _heading(f"Flagged heads ({len(found)})", "bold red")
-        yield _list(found)
-
-
-def _list(lines: Sequence[str]) -> Table:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for line in lines:
-        grid.add_row("-", Text(" ".join(line.split())))
-    return grid
-
-
-def _heading(text: str, style: str = "bold") -> Text:
-    return Text.assemble("\n", (text, style))
+        yield heading(f"Flagged heads ({len(found)})", "bold red")
+        yield listed(found)
