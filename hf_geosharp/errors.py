@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 
 
 class GeosharpError(Exception):
@@ -93,3 +94,12 @@ def warn(text: str, category: type[Warning] = GeosharpWarning) -> None:
 def first_line(error: BaseException) -> str:
     """What an error says first, for messages that tell of another library's; its kind if it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it, and so on; each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hf_geosharp.errors import GeosharpError, HubError, UsageError
+from hf_geosharp.errors import GeosharpError, HubError, UsageError, chain
 
 FILE = "README.md"
 LIBRARY = "hf-geosharp"
@@ -251,7 +251,7 @@ def _why(error: Exception) -> str:
     )
     if str(error).startswith("Invalid metadata"):
         return f"the Hub refuses the metadata as not valid; nothing was written. {_words(error)}"
-    links = list(_chain(error))
+    links = list(chain(error))
     for link in links:
         names = {kind.__name__ for kind in type(link).__mro__}
         if names & _OFFLINE:
@@ -307,14 +307,6 @@ def _server_message(error: BaseException) -> str:
 
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hf_geosharp.errors import HubError, ModelError, UsageError, first_line
+from hf_geosharp.errors import HubError, ModelError, UsageError, chain, first_line
 from hf_geosharp.paths import path_of
 
 # The client library differs between releases of huggingface_hub.
@@ -110,7 +109,7 @@ def is_hub_failure(error: BaseException) -> bool:
     return any(
         (isinstance(link, kinds) and not _is_absent_file(link))
         or type(link).__module__.split(".")[0].rstrip("0123456789") in _NETWORK_MODULES
-        for link in _chain(error)
+        for link in chain(error)
     )
 
 
@@ -135,7 +134,7 @@ def hub_error(error: BaseException, what: str) -> HubError:
         (errors.RevisionNotFoundError, "it has no such revision: check the branch, tag or commit"),
         (errors.HFValidationError, "that is neither a folder here nor an id the Hub allows (name or owner/name)"),
     )
-    for link in _chain(error):
+    for link in chain(error):
         for kind, text in advice:
             if isinstance(link, kind):
                 return HubError(f"Cannot get {what} from the Hub: {text}.")
@@ -151,11 +150,3 @@ def _is_absent_file(error: BaseException) -> bool:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     return isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
