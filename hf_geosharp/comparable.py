@@ -16,7 +16,8 @@ from hf_geosharp.errors import DataError, UsageError
 from hf_geosharp.paths import names_of
 from hf_geosharp.sharpness.journal import RESULT, differences
 from hf_geosharp.sharpness.reading import read_result
-from hf_geosharp.sharpness.result import SharpnessResult, mean_with_error, unit_of
+from hf_geosharp.sharpness.result import SharpnessResult, unit_of
+from hf_geosharp.sharpness.statistics import mean_with_error
 
 SHARPNESS, BASE_LOSS = "sharpness", "base_loss"
 

@@ -36,7 +36,7 @@ from hf_geosharp.members import Member, check_members, find_members, folder_name
 from hf_geosharp.paths import names_of, path_of
 from hf_geosharp.record import Record
 from hf_geosharp.sharpness.journal import differences
-from hf_geosharp.sharpness.result import mean_with_error
+from hf_geosharp.sharpness.statistics import mean_with_error
 
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.progress import Progress

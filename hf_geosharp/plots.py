@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hf_geosharp.figures import COLOUR, ENDINGS, KINDS, PALE, QUIET, SECOND, cut, require, style, tidy
-from hf_geosharp.sharpness.result import NATS, student_quantile
+from hf_geosharp.sharpness.result import NATS
+from hf_geosharp.sharpness.statistics import student_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

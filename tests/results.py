@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_geosharp.comparable import Named, named
-from hf_geosharp.sharpness.result import (
-    BatchScore,
-    CurvePoint,
-    PairSummary,
-    Passes,
-    Reproducible,
-    SharpnessResult,
-    mean_with_error,
-)
+from hf_geosharp.sharpness.result import BatchScore, CurvePoint, PairSummary, Passes, Reproducible, SharpnessResult
+from hf_geosharp.sharpness.statistics import mean_with_error
 
 DATA = {"id": "reviews.csv", "split": "train", "fingerprint": "0123456789abcdef", "rows": 1000, "seed": 0}
 

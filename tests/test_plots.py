@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hf_geosharp import plots
-from hf_geosharp.sharpness.result import PartScore, mean_with_error
+from hf_geosharp.sharpness.result import PartScore
+from hf_geosharp.sharpness.statistics import mean_with_error
 from tests.report.results import VALUES, full
 
 pytest.importorskip("matplotlib")

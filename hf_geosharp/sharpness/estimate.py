@@ -28,19 +28,12 @@ from hf_geosharp.sharpness.parts import Batch, Weight, samples
 from hf_geosharp.sharpness.precision import full_float32, name_of_dtype
 from hf_geosharp.sharpness.progress import Progress, Track
 from hf_geosharp.sharpness.proof import Proof
-from hf_geosharp.sharpness.result import (
-    CurvePoint,
-    PairSummary,
-    PartScore,
-    Passes,
-    Reproducible,
-    SharpnessResult,
-    mean_with_error,
-)
+from hf_geosharp.sharpness.result import CurvePoint, PairSummary, PartScore, Passes, Reproducible, SharpnessResult
 from hf_geosharp.sharpness.runner import Runner, Runs
 from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import Shards
+from hf_geosharp.sharpness.statistics import mean_with_error
 from hf_geosharp.symmetry.verify import Verified
 
 

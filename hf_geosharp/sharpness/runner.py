@@ -27,11 +27,12 @@ from hf_geosharp.sharpness.objective import Loss, Objective
 from hf_geosharp.sharpness.parts import Batch, Weight, excerpt, on_device, samples, structure
 from hf_geosharp.sharpness.progress import Track
 from hf_geosharp.sharpness.reproducibility import NUDGE, compared, measured, resolution, swallowed
-from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible, mean_with_error
+from hf_geosharp.sharpness.result import BatchScore, PartScore, Passes, Profile, Reproducible
 from hf_geosharp.sharpness.selection import Selection, selections
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.sharded import ShardedChart
 from hf_geosharp.sharpness.starts import told
+from hf_geosharp.sharpness.statistics import mean_with_error
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.verify import verify
 

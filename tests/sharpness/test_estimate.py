@@ -22,7 +22,7 @@ from hf_geosharp.sharpness.choices import METRICS
 from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution, rounding_in
-from hf_geosharp.sharpness.result import BatchScore, mean_with_error, student_quantile, unit_of
+from hf_geosharp.sharpness.result import BatchScore, unit_of
 from tests.families import batch_of, build
 from tests.sharpness.tiny import adapter, bert, bert_batches, gpt2, gpt2_batches
 
@@ -734,24 +734,6 @@ def test_another_record_is_refused(rich: SharpnessResult, change: dict[str, Any]
     data = {k: v for k, v in {**rich.to_dict(), **change}.items() if v is not None or k in ("stderr", "interval95")}
     with pytest.raises(DataError, match=message):
         SharpnessResult.from_dict(data)
-
-
-# ------------------------------------------------------------------------------------------------------- statistics
-
-
-@pytest.mark.parametrize("dof", [1, 2, 3, 4, 7, 8, 15, 30, 127])
-@pytest.mark.parametrize("p", [0.6, 0.9, 0.975, 0.9995])
-def test_student_quantiles_are_those_of_scipy(dof: int, p: float) -> None:
-    assert student_quantile(p, dof) == pytest.approx(stats.t.ppf(p, dof), rel=1e-9)
-
-
-def test_mean_and_error_are_the_textbook_ones() -> None:
-    data = [0.3, 0.1, 0.8, 0.25]
-    mean, stderr, interval = mean_with_error(data)
-    assert mean == pytest.approx(sum(data) / 4)
-    assert stderr == pytest.approx(float(stats.sem(data)))
-    assert interval == pytest.approx(stats.t.interval(0.95, 3, mean, stderr))
-    assert mean_with_error([2.0]) == (2.0, None, None)
 
 
 def test_the_precision_is_recorded_and_scores_of_different_ones_are_not_compared() -> None:
