@@ -15,7 +15,7 @@ from hf_geosharp.tasks.collate import collate, model_dtype, tidy
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
 from hf_geosharp.tasks.kinds import Task, find_task, task_names, task_of_model, without_labels
-from hf_geosharp.tasks.labels import label_rule, predicts_numbers
+from hf_geosharp.tasks.labels import check_numbers, label_rule, predicts_numbers
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
 from hf_geosharp.tasks.processors import PROCESSORS
@@ -475,6 +475,9 @@ def _encoded_batches(
     there = _columns(dataset)
     called = {name: _renamed(name, accepted, there) for name in there}
     names = [name for name in called if accepted is None or called[name] in accepted]
+    for name in names:
+        if called[name] == "labels" and name in dataset.features:
+            check_numbers(dataset.features[name], getattr(model, "config", None), name)
     order = np.random.default_rng(seed).permutation(len(dataset))[:samples].tolist()
     transform = _transform(dataset)
     # Without a format rows are plain lists and numbers, whatever the caller set for training.

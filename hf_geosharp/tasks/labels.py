@@ -83,6 +83,29 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
     return LabelRule("ids", lambda value: _by_name_or_number(value, ids), classes)
 
 
+def check_numbers(feature: Any, config: Any, column: str) -> None:
+    """Warns where classes of a column have other numbers than the model's classes of the same names.
+
+    For labels that go to the model as they are. Those of tokens are looked at as well.
+
+    Args:
+        feature: The column's feature.
+        config: The model's config.
+        column: The column's name.
+    """
+    names = list(getattr(getattr(feature, "feature", feature), "names", None) or [])
+    ids = _model_ids(config)
+    other = [(name, number, ids.get(name)) for number, name in enumerate(names) if ids.get(name) not in (None, number)]
+    if other:
+        name, number, own = other[0]
+        warn(
+            f"The labels of column {column!r} are taken as the numbers that they are, as the inputs are encoded, but "
+            f"{name!r} is number {number} there and class {own} of the model. Number them as the model does "
+            "(Dataset.align_labels_with_mapping), or pass the raw columns.",
+            DataWarning,
+        )
+
+
 def predicts_numbers(config: Any) -> bool:
     """Whether a classifier's config says that its outputs are numbers rather than the scores of classes."""
     kind = getattr(config, "problem_type", None)

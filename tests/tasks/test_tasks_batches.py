@@ -74,6 +74,26 @@ def test_an_encoded_data_set(model):
     assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+def test_encoded_labels_of_other_numbers_than_the_models_are_told(tokens):
+    from transformers import BertForSequenceClassification, BertForTokenClassification
+
+    def read(*names):
+        config = bert_config(id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+        model = (BertForTokenClassification if tokens else BertForSequenceClassification)(config)
+        return batches_from(rows, model, samples=4, batch_size=4)
+
+    classes = datasets.ClassLabel(names=["positive", "negative", "mixed"])
+    labels = [[0, 1, 2]] * 4 if tokens else [0, 1, 0, 2]
+    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6, 7]] * 4, "label": labels})
+    rows = rows.cast_column("label", datasets.Sequence(classes) if tokens else classes)
+    with pytest.warns(DataWarning, match=r"'label'.*'positive' is number 0 there and class 1 of the model"):
+        read("negative", "positive", "mixed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        read("positive", "NEGATIVE", "neutral")
+
+
 def test_padding_changes_no_loss_of_rows_that_are_encoded_without_a_mask(model):
     """A tokenizer that pads makes a mask, too."""
     tokenizer = make_tokenizer()
