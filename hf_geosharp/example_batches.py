@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import DataError, InputsError, UsageError
 from hf_geosharp.symmetry.inputs import Recipe, call, recipe
-from hf_geosharp.tasks.batches import batches_from, make_batches
+from hf_geosharp.tasks.batches import make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
+from hf_geosharp.tasks.in_memory import batches_from
 from hf_geosharp.tasks.networks import Network
 
 if TYPE_CHECKING:

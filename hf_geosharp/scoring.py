@@ -23,8 +23,8 @@ from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.sharpness.settings import Settings, radii_of, several
 from hf_geosharp.sharpness.shards import written_class
 from hf_geosharp.symmetry.layouts import layouts_of
-from hf_geosharp.tasks.batches import batches_from
 from hf_geosharp.tasks.columns import Columns
+from hf_geosharp.tasks.in_memory import batches_from
 from hf_geosharp.tasks.kinds import TARGET_LOGITS, TARGET_MASK, Task, readings, task_of_model
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, divergence

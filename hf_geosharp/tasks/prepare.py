@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hf_geosharp.errors import UsageError
 from hf_geosharp.sharpness.choices import LABELS
-from hf_geosharp.tasks.batches import batches_from, make_batches
+from hf_geosharp.tasks.batches import make_batches
 from hf_geosharp.tasks.columns import Columns
 from hf_geosharp.tasks.data import load_data
+from hf_geosharp.tasks.in_memory import batches_from
 from hf_geosharp.tasks.kinds import Task
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import attach_model_targets, divergence

@@ -14,7 +14,8 @@ from torch.utils.data import IterableDataset
 from hf_geosharp.arguments import whole
 from hf_geosharp.errors import DataError, UsageError, warn
 from hf_geosharp.symmetry.inputs.calls import without_adapter
-from hf_geosharp.tasks.batches import accepted_keys, batches_from
+from hf_geosharp.tasks.batches import accepted_keys
+from hf_geosharp.tasks.in_memory import batches_from
 from hf_geosharp.untouched import untouched
 from hf_geosharp.wrappers import unwrap
 
@@ -176,7 +177,7 @@ def fitted(
     a loss of the user's.
 
     Raises:
-        UsageError, DataError: as :func:`hf_geosharp.tasks.batches.batches_from`.
+        UsageError, DataError: as :func:`hf_geosharp.tasks.in_memory.batches_from`.
     """
     accepted = accepted_keys(model)
     return batches_from(

@@ -23,7 +23,8 @@ from hf_geosharp.sharpness.selection import movable
 from hf_geosharp.sharpness.settings import Settings
 from hf_geosharp.sharpness.shards import Shards, is_sharded, written_class
 from hf_geosharp.symmetry.inputs import call
-from hf_geosharp.tasks.batches import accepted_keys, batches_from, learns_numbers
+from hf_geosharp.tasks.batches import accepted_keys
+from hf_geosharp.tasks.in_memory import batches_from, learns_numbers
 from hf_geosharp.tasks.kinds import readings, task_of_model
 from hf_geosharp.trainer.data import Choice, Source, choose, fitted
 from hf_geosharp.trainer.subject import subject

@@ -15,8 +15,9 @@ from benchmarks import tiny
 from hf_geosharp import score
 from hf_geosharp.errors import DataError, DataWarning, GeosharpWarning, ModelError, UsageError
 from hf_geosharp.symmetry.inputs import call
-from hf_geosharp.tasks.batches import batches_from, make_batches
+from hf_geosharp.tasks.batches import make_batches
 from hf_geosharp.tasks.collate import collate
+from hf_geosharp.tasks.in_memory import batches_from
 from hf_geosharp.tasks.kinds import find_task
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import (
