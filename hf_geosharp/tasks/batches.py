@@ -13,7 +13,7 @@ from hf_geosharp.errors import DataError, DataWarning, ModelError, UsageError, f
 from hf_geosharp.tasks.collate import collate, model_dtype
 from hf_geosharp.tasks.columns import Columns, choose
 from hf_geosharp.tasks.encode import Encoder, Sample, text_length, with_images
-from hf_geosharp.tasks.labels import label_rule
+from hf_geosharp.tasks.labels import check_range, label_rule
 from hf_geosharp.tasks.loaded import LoadedModel
 from hf_geosharp.tasks.loss import check_next_token
 from hf_geosharp.tasks.validate import check_batches
@@ -77,6 +77,9 @@ def make_batches(
         dataset, loaded, seed, Columns.of(columns), label_map, mlm_probability, max_length, with_labels
     )
     encoded, skipped = _take(dataset, encoder, samples, seed)
+    label = encoder.columns.label
+    if encoder.labels is not None and label is not None:
+        check_range(encoder.labels, dataset.select_columns([label]).unique(label), label)
     groups, identity = whole_batches(encoded, samples, batch_size, skipped)
     if loaded.task.modality == "text":
         _check_words(encoded, loaded.processor)

@@ -83,6 +83,29 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
     return LabelRule("ids", lambda value: _by_name_or_number(value, ids), classes)
 
 
+def check_range(rule: LabelRule, values: Iterable[Any], column: str) -> None:
+    """Makes sure that no label of a column is beyond the model's classes, where labels are their numbers.
+
+    The rows that are scored may all be within them, and be of other classes nevertheless: those that count from 1, say.
+
+    Args:
+        rule: How the labels are read.
+        values: The different labels of the whole column.
+        column: Its name.
+
+    Raises:
+        DataError: One is.
+    """
+    if rule.how != "ids":
+        return
+    numbers = [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
+    if numbers and max(numbers) >= rule.classes:
+        raise DataError(
+            f"Column {column!r} has labels up to {max(numbers):g}, and the model has num_labels = {rule.classes}, so "
+            f"allowed is 0 to {rule.classes - 1}: its numbers are not those of the model's classes. {_HINT}"
+        )
+
+
 def check_numbers(feature: Any, config: Any, column: str) -> None:
     """Warns where classes of a column have other numbers than the model's classes of the same names.
 
@@ -148,9 +171,8 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
             raise DataError(
                 f"The label {value!r} ({where}) is not in the label map (--label-map): add it, with its class."
             ) from error
-        raise DataError(
-            f"The label {value!r} ({where}) is not a class of the model, or may be more than one. {_HINT}"
-        ) from error
+        fault = "may be several classes" if isinstance(error, _AmbiguousError) else "is not a class"
+        raise DataError(f"The label {value!r} ({where}) {fault} of the model. {_HINT}") from error
     if rule.how == "regression":
         return label
     if label == -1:
@@ -165,6 +187,10 @@ def _convert(rule: LabelRule, value: Any, row: int, column: str) -> int | float:
             f"so allowed is 0 to {rule.classes - 1}. {_HINT}"
         )
     return label
+
+
+class _AmbiguousError(KeyError):
+    """A name that several classes have."""
 
 
 class _Ids:
@@ -188,15 +214,27 @@ class _Ids:
 
     def get(self, name: str) -> int | None:
         """Its number; None if it has none, or more than one."""
-        name = name.strip()
-        found = self._written.get(name) or self._lower.get(name.lower()) or ()
+        found = self._found(name)
         return next(iter(found)) if len(found) == 1 else None
 
     def __getitem__(self, name: str) -> int:
+        """Its number.
+
+        Raises:
+            _AmbiguousError: It has more than one.
+            KeyError: It has none.
+        """
         number = self.get(name)
         if number is None:
-            raise KeyError(name)
+            raise _AmbiguousError(name) if name in self else KeyError(name)
         return number
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self._found(name))
+
+    def _found(self, name: str) -> set[int]:
+        name = name.strip()
+        return self._written.get(name) or self._lower.get(name.lower()) or set()
 
 
 def _model_ids(config: Any) -> _Ids:
@@ -243,8 +281,7 @@ def _by_user_map(label_map: Mapping[str, Any], ids: _Ids, names: list[str], clas
     def convert(value: Any) -> int:
         text = _text(value)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names):
-            named = table.get(names[value])
-            return table[text] if named is None else named
+            return table[names[value] if names[value] in table else text]
         return table[text]
 
     return convert
@@ -270,11 +307,8 @@ def _model_class(label: str, target: Any, ids: _Ids, classes: int) -> int:
 
 def _by_name_or_number(value: Any, ids: _Ids) -> int:
     if isinstance(value, str):
-        named = ids.get(value)
-        # Beside names that are other numbers, a number is not one of a class.
-        if named is None and ids.misleading is not None:
-            raise KeyError(value)
-        return int(value) if named is None else named
+        # Beside names that are other numbers, a number is not that of a class.
+        return ids[value] if value in ids or ids.misleading is not None else int(value)
     return _number(value)
 
 

@@ -75,6 +75,15 @@ def test_an_encoded_data_set(model):
     assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
 
 
+def test_labels_beyond_the_classes_are_refused_whichever_rows_are_drawn(model):
+    rows = datasets.Dataset.from_dict({"text": ["good film"] * 400, "label": [1] * 399 + [2]})
+    for chosen in (rows, rows.select(range(100, 400))):
+        with pytest.raises(DataError, match=r"'label' has labels up to 2.*num_labels = 2"):
+            batches_from(chosen, model, processor=make_tokenizer(), samples=4, batch_size=4)
+    # Where no such row is among them they may be what they say.
+    batches_from(rows.select(range(100)), model, processor=make_tokenizer(), samples=4, batch_size=4)
+
+
 @pytest.mark.parametrize("tokens", [False, True])
 def test_encoded_labels_of_other_numbers_than_the_models_are_told(tokens):
     from transformers import BertForSequenceClassification, BertForTokenClassification

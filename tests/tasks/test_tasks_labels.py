@@ -8,7 +8,7 @@ import pytest
 from datasets import ClassLabel, Value
 
 from hf_geosharp.errors import DataError, DataWarning, UsageError
-from hf_geosharp.tasks.labels import convert_labels, label_rule
+from hf_geosharp.tasks.labels import check_range, convert_labels, label_rule
 
 
 def model(*names, **changes):
@@ -60,6 +60,20 @@ def test_names_that_differ_in_case_alone_are_told_apart():
 def test_labels_that_may_be_several_classes_are_refused(values, feature, config):
     with pytest.raises(DataError, match="--label-map"):
         convert(values, feature, config)
+
+
+def test_a_label_of_several_classes_is_told_as_such():
+    with pytest.raises(DataError, match="may be several classes"):
+        convert(["YES"], Value("string"), model("Yes", "yes"))
+
+
+def test_numbers_of_a_column_that_are_not_those_of_the_classes():
+    """Even where the rows that are scored have others: of many classes few rows have the last one."""
+    rule = label_rule(Value("int64"), GENERIC, "stars")
+    check_range(rule, [0, 1, None, -1, float("nan")], "stars")
+    with pytest.raises(DataError, match=r"'stars' has labels up to 2.*num_labels = 2.*--label-map"):
+        check_range(rule, [1, 2], "stars")
+    check_range(label_rule(Value("int64"), GENERIC, "stars", {"1": 0, "2": 1}), [1, 2], "stars")
 
 
 def test_names_that_are_numbers():
