@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hf_geosharp.cli import complete, files, libraries, output
+from hf_geosharp.cli import complete, files, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
     Command,
@@ -99,7 +97,9 @@ def command(
     for file in (target, table):
         file.check([options["data"], *layout_files()], models, models)
     if plot is not None:
-        _pictures().check(plot)
+        from hf_geosharp import figures
+
+        figures.check(plot)
     result = _compare(models, rank_by, force, options, quiet=quiet, debug=is_debug(ctx))
     try:
         target.write_json(result)
@@ -107,7 +107,7 @@ def command(
         if plot is not None:
             from hf_geosharp import charts
 
-            _pictures().save(charts.comparison_figure(result), plot)
+            figures.save(charts.comparison_figure(result), plot)
     finally:
         # Also where a file could not be written: the scores may have taken hours.
         if not (target.is_stdout or table.is_stdout):
@@ -121,10 +121,7 @@ def _compare(
 ) -> Comparison:
     from hf_geosharp.cli import progress
 
-    bars = progress.wanted(quiet)
-    libraries.hush(debug=debug, bars=bars)
-    # What libraries (or code from a model's repository) print must not get among the results.
-    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), progress.shown(bars) as update:
+    with progress.computing(progress.shown, quiet=quiet, debug=debug) as update:
         from hf_geosharp.comparison import compare_pretrained
 
         return compare_pretrained(
@@ -135,9 +132,3 @@ def _compare(
             progress=update,
             **score_arguments(options),
         )
-
-
-def _pictures() -> Any:
-    from hf_geosharp import figures
-
-    return figures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -72,7 +71,9 @@ def command(
     files.check_apart(("--json", json_target), ("--plot", plot))
     json_out.check([target], results)
     if plot is not None:
-        _pictures().check(plot)
+        from hf_geosharp import figures
+
+        figures.check(plot)
     libraries.hush(debug=is_debug(ctx), bars=False)
     from hf_geosharp.comparable import read_results
     from hf_geosharp.correlation import correlate, read_target, require
@@ -86,16 +87,10 @@ def command(
         if plot is not None:
             from hf_geosharp import charts
 
-            _pictures().save(charts.correlation_figure(found), plot)
+            figures.save(charts.correlation_figure(found), plot)
     finally:
         # Also where a file could not be written.
         if not json_out.is_stdout:
             from hf_geosharp.cli import render_compare
 
             render_compare.show_correlation(found)
-
-
-def _pictures() -> Any:
-    from hf_geosharp import figures
-
-    return figures

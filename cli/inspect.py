@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_geosharp.cli import files, libraries, output
+from hf_geosharp.cli import files, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
     Command,
@@ -63,7 +61,9 @@ def command(
     files.check_apart(("--json", json_target), ("--plot", plot))
     target.check([options["data"], *options["layouts"]], models=[model])
     if plot is not None:
-        _figures().check(plot)
+        from hf_geosharp import figures
+
+        figures.check(plot)
     if model is None:
         model = DEFAULT_MODEL
         if not quiet:
@@ -72,7 +72,9 @@ def command(
     try:
         target.write_json(result)
         if plot is not None:
-            _figures().save(_heatmaps().health_figure(result.health), plot)
+            from hf_geosharp import heatmaps
+
+            figures.save(heatmaps.health_figure(result.health), plot)
             if not quiet:
                 say(f"Heat map: {plot}")
     finally:
@@ -84,25 +86,10 @@ def command(
 def _inspect(model: str, options: dict[str, Any], *, quiet: bool, debug: bool) -> Inspection:
     from hf_geosharp.cli import progress
 
-    bars = progress.wanted(quiet)
-    libraries.hush(debug=debug, bars=bars)
-    # What libraries (or code from a model's repository) print must not get among the results.
-    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), progress.stages(bars) as update:
+    with progress.computing(progress.stages, quiet=quiet, debug=debug) as update:
         from hf_geosharp.inspection import inspect_pretrained
 
         return inspect_pretrained(model, progress=update, **inspect_arguments(options))
-
-
-def _figures() -> Any:
-    from hf_geosharp import figures
-
-    return figures
-
-
-def _heatmaps() -> Any:
-    from hf_geosharp import heatmaps
-
-    return heatmaps
 
 
 def _print(result: Inspection, everything: bool) -> None:

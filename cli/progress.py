@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
+from hf_geosharp.cli import libraries
+from hf_geosharp.cli.errors import say
+
 if TYPE_CHECKING:
     from hf_geosharp.sharpness.progress import Progress as State
 
+T = TypeVar("T")
 Update = Callable[["State"], None]
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -33,6 +37,23 @@ def wanted(quiet: bool) -> bool:
     """Whether to draw progress: stderr is a terminal and neither ``--quiet`` nor the environment says no."""
     disabled = os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").upper() in _TRUE
     return not quiet and not disabled and sys.stderr.isatty()
+
+
+@contextmanager
+def computing(drawn: Callable[[bool], AbstractContextManager[T]], *, quiet: bool, debug: bool) -> Iterator[T]:
+    """What commands compute in: only their results go to stdout, and the package's warnings are lines on stderr.
+
+    Heavy libraries are imported inside: they read when they are imported how much they may say.
+
+    Args:
+        drawn: :func:`shown` or :func:`stages`; its callback is handed on.
+        quiet, debug: the options of the command.
+    """
+    bars = wanted(quiet)
+    libraries.hush(debug=debug, bars=bars)
+    # What libraries (or code from a model's repository) print must not get among the results.
+    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), drawn(bars) as update:
+        yield update
 
 
 @contextmanager

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hf_geosharp.cli import cards, files, launch, libraries, output
+from hf_geosharp.cli import cards, files, launch, output
 from hf_geosharp.cli.errors import is_debug, say
 from hf_geosharp.cli.options import (
     card_option,
@@ -81,10 +79,7 @@ def take_score(model: str, options: dict[str, Any], *, quiet: bool, debug: bool)
     """The score of ``model`` by the options of this command, with progress where somebody watches."""
     from hf_geosharp.cli import progress
 
-    bars = progress.wanted(quiet)
-    libraries.hush(debug=debug, bars=bars)
-    # What libraries (or code from a model's repository) print must not get among the results.
-    with redirect_stdout(sys.stderr), libraries.warnings_as(say, debug=debug), progress.shown(bars) as update:
+    with progress.computing(progress.shown, quiet=quiet, debug=debug) as update:
         from hf_geosharp.scoring import score_pretrained
 
         return score_pretrained(model, progress=update, **score_arguments(options))
