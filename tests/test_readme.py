@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,16 @@ import pytest
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.choices import METRICS
-from tests.docs.page import fenced
+from tests.docs.page import fenced, parse, run_snippets
 from tests.symmetry.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return fenced(README, language)
-
-
 def commands() -> list[str]:
     """What follows each prompt, without its comment and without what it is piped into."""
-    lines = [line[2:] for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    lines = [line[2:] for block in fenced(README, "console") for line in block.splitlines() if line.startswith("$ ")]
     return [line.split("#")[0].split(" | ")[0].strip() for line in lines]
 
 
@@ -74,23 +69,15 @@ def test_the_twins_data_say_what_the_readme_says_of_them() -> None:
 @pytest.mark.slow
 def test_the_snippets_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    snippets = blocks("python")
-    assert len(snippets) >= 4
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"README, snippet {number}", "exec"), names)
+    names = run_snippets("README.md", 4)
     assert names["result"].geodesic_sharpness > 0
 
 
 def test_every_command_parses() -> None:
     lines = [line for line in commands() if line.startswith("hf-geosharp ")]
     assert len(lines) >= 12
-    group = click.Context(main)
     for line in lines:
-        name, *arguments = shlex.split(line.replace("<model-id>", "owner/name"))[1:]
-        command = main.get_command(group, name)
-        assert command is not None, line
-        command.make_context(name, arguments, parent=group)
+        parse(line.removeprefix("hf-geosharp ").replace("<model-id>", "owner/name"))
 
 
 def test_every_option_that_is_named_exists() -> None:

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
+from typing import Any
 
 import click
 
 from hf_geosharp.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_snippets(page: str, count: int) -> dict[str, Any]:
+    """Runs the snippets of a page (README.md, or docs/...) one after another, as one program.
+
+    Args:
+        page: its path.
+        count: how many there are, so that none is left out unnoticed.
+
+    Returns:
+        The names that they leave behind.
+    """
+    snippets = fenced((ROOT / page).read_text(encoding="utf-8"), "python")
+    assert len(snippets) == count
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"{page}, snippet {number}", "exec"), names)
+    return names
 
 
 def fenced(page: str, language: str) -> list[str]:

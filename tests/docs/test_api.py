@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import hf_geosharp
-from tests.docs.page import fenced
+from tests.docs.page import run_snippets
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 FUNCTIONS = ("score", "score_pretrained", "load_pretrained", "compare_pretrained", "correlate", "find_symmetries",
@@ -52,6 +52,5 @@ def test_every_argument_is_in_a_docstring(name: str) -> None:
 
 
 def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = fenced(PAGE, "python")
-    exec(compile(snippet, "docs/api.md", "exec"), {})
+    run_snippets("docs/api.md", 1)
     assert len(capsys.readouterr().out.splitlines()) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from hf_geosharp import score_pretrained
 from hf_geosharp.sharpness.choices import METRICS
-from tests.docs.page import fenced, parse
+from tests.docs.page import fenced, parse, run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "choosing-a-radius.md").read_text(encoding="utf-8")
@@ -78,9 +78,7 @@ def test_what_a_second_start_finds_is_as_stated() -> None:
 
 @pytest.mark.slow
 def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = fenced(PAGE, "python")
-    names: dict[str, Any] = {}
-    exec(compile(snippet, "docs/choosing-a-radius.md", "exec"), names)
+    names = run_snippets("docs/choosing-a-radius.md", 1)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     rises = [float(line.split("rise ")[1].split()[0]) for line in lines]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from hf_geosharp.cli import main
-from tests.docs.page import fenced, parse
+from tests.docs.page import fenced, parse, run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
@@ -22,11 +21,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = blocks("python")
-    assert len(snippets) == 3
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/compare.md, snippet {number}", "exec"), names)
+    run_snippets("docs/compare.md", 3)
     lines = capsys.readouterr().out.splitlines()
     assert [line[:8] for line in lines[:2]] == ["1 (1, 2)", "2 (1, 2)"]
     assert lines[2].endswith(" False")

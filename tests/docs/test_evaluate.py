@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from hf_geosharp import registration, score
 from hf_geosharp.cli import main
 from hf_geosharp.sharpness.settings import Settings
-from tests.docs.page import fenced
+from tests.docs.page import fenced, run_snippets
 from tests.metrics.caches import ACCURACY, evaluate_cache, put_metric
 
 __all__ = ["evaluate_cache"]
@@ -32,11 +31,7 @@ def test_the_snippets_run(evaluate_cache: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     registration.register()
     put_metric("accuracy", ACCURACY)
-    snippets = blocks("evaluate.md", "python")
-    assert len(snippets) == 10
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/evaluate.md, snippet {number}", "exec"), names)
+    names = run_snippets("docs/evaluate.md", 10)
     assert names["result"]["details"]["ascent"] == "secant"
     [saved] = (tmp_path / "results").iterdir()
     assert json.loads(saved.read_text())["geodesic_sharpness"] > 0

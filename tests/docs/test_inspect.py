@@ -17,7 +17,7 @@ from hf_geosharp.inspection import Inspection
 from hf_geosharp.site_report import STATUSES, SiteReport, Slice, Totals
 from hf_geosharp.symmetry.health import DEAD, HeadHealth
 from hf_geosharp.symmetry.layouts import read_layouts
-from tests.docs.page import fenced
+from tests.docs.page import fenced, run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
@@ -30,11 +30,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.slow
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    snippets = blocks("python")
-    assert len(snippets) == 6
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/inspect.md, snippet {number}", "exec"), names)
+    run_snippets("docs/inspect.md", 6)
     assert {path.name for path in tmp_path.iterdir()} == {"batch.safetensors", "heads.svg"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hf_geosharp.cli import main
-from tests.docs.page import fenced
+from tests.docs.page import fenced, run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "model-cards.md").read_text(encoding="utf-8")
@@ -26,11 +26,7 @@ def commands() -> list[str]:
 
 
 def test_the_snippets_run(capsys: Any) -> None:
-    snippets = blocks("python")
-    assert len(snippets) == 3
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/model-cards.md, snippet {number}", "exec"), names)
+    run_snippets("docs/model-cards.md", 3)
     printed = capsys.readouterr().out
     assert printed.startswith("geodesic_sharpness 0.")
     assert "Into the front matter:" in printed

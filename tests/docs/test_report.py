@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from hf_geosharp.cli import main
 from hf_geosharp.report.pictures import pictures
 from hf_geosharp.sharpness.result import SharpnessResult
-from tests.docs.page import fenced
+from tests.docs.page import fenced, run_snippets
 from tests.report.results import full, heads
 
 pytest.importorskip("matplotlib")
@@ -28,11 +27,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_snippets_run() -> None:
-    snippets = blocks("python")
-    assert len(snippets) == 2
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/report.md, snippet {number}", "exec"), names)
+    names = run_snippets("docs/report.md", 2)
     assert {path.name for path in names["folder"].iterdir()} == {"result.json", "curve.svg", "report.html"}
     assert "<h1>demo:digits-" in (names["folder"] / "report.html").read_text(encoding="utf-8")
 

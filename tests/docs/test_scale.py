@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
 from hf_geosharp import score_pretrained
 from hf_geosharp.cli import main
-from tests.docs.page import fenced, parse
+from tests.docs.page import fenced, parse, run_snippets
 from tests.worlds import finished, launch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,11 +23,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = blocks("python")
-    assert len(snippets) == 3
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/scale.md, snippet {number}", "exec"), names)
+    names = run_snippets("docs/scale.md", 3)
     assert capsys.readouterr().out == f"{names['result'].geodesic_sharpness}\n"
 
 

@@ -6,13 +6,12 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hf_geosharp import GeodesicSharpnessCallback
 from hf_geosharp.sharpness.settings import Settings
-from tests.docs.page import fenced
+from tests.docs.page import run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
@@ -22,11 +21,7 @@ PAGE = (ROOT / "docs" / "trainer.md").read_text(encoding="utf-8")
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    snippets = fenced(PAGE, "python")
-    assert len(snippets) == 5
-    names: dict[str, Any] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"docs/trainer.md, snippet {number}", "exec"), names)
+    names = run_snippets("docs/trainer.md", 5)
     assert all(record["eval_geodesic_sharpness"] > 0 for record in names["evaluations"])
     best = names["trainer"].state
     assert best.best_metric == min(r["eval_geodesic_sharpness"] for r in best.log_history if "eval_loss" in r)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.diagonal import PAPER
-from tests.docs.page import fenced, parse
+from tests.docs.page import fenced, parse, run_snippets
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "what-the-number-means.md").read_text(encoding="utf-8")
@@ -18,8 +18,7 @@ PAGE = (ROOT / "docs" / "what-the-number-means.md").read_text(encoding="utf-8")
 
 @pytest.mark.slow
 def test_the_snippet_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = fenced(PAGE, "python")
-    exec(compile(snippet, "docs/what-the-number-means.md", "exec"), {})
+    run_snippets("docs/what-the-number-means.md", 1)
     geodesic, adaptive = (float(line.split(": ")[1]) for line in capsys.readouterr().out.splitlines())
     assert geodesic == pytest.approx(1, abs=1e-3)
     assert 100 < adaptive < 1000
