@@ -42,17 +42,19 @@ class LinearMap:
         return self.weight.shape[self.in_axis]
 
 
-_TRANSPOSED = {"Conv1D"}
-"""Classes that store [in, out]: transformers' Conv1D, which is y = x W + b."""
-
-
 def as_linear(module: nn.Module | None) -> LinearMap | None:
-    """The module as a linear map, or None if it is not one whose weight can be read as such."""
+    """The module as a linear map, or None if it is not one whose weight can be read as such.
+
+    The code that it runs tells, which a class of one's own may have from ``nn.Linear`` or from transformers' ``Conv1D``
+    (y = x W + b, its weight stored [in, out]).
+    """
+    from transformers.pytorch_utils import Conv1D
+
     weight = getattr(module, "weight", None)
     if module is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2 or not weight.is_floating_point():
         return None
-    if type(module) is nn.Linear:
+    if type(module).forward is nn.Linear.forward:
         return LinearMap(module, in_axis=1, out_axis=0)
-    if type(module).__name__ in _TRANSPOSED and hasattr(module, "nf"):
+    if type(module).forward is Conv1D.forward:
         return LinearMap(module, in_axis=0, out_axis=1)
     return None

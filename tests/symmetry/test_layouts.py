@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import pytorch_utils
 
 from benchmarks import tiny
 from hf_geosharp import score
@@ -95,6 +97,34 @@ def test_a_layout_that_is_given_finds_what_a_trace_cannot_see() -> None:
     found = find_symmetries(model, inputs(), layouts=[layout])
     assert groups(found) == {"qk": FULL, "vo": FULL}
     assert verify(model, found, [inputs(1)], each=True).map == found
+
+
+class Own(nn.Linear):
+    """A class of one's own with the code of another."""
+
+
+class Conv1D(nn.Linear):
+    """Called as one of transformers is whose weight is stored the other way round, and something else."""
+
+    nf = 4 * HEAD
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square()
+
+
+@pytest.mark.parametrize("kind", [Own, lambda width, out: pytorch_utils.Conv1D(out, width), Conv1D])
+def test_linear_maps_are_told_by_the_code_that_they_run(kind: Callable[[int, int], nn.Module]) -> None:
+    layout = made()
+    layouts._registered.clear()
+    part = hidden().parts[0]  # type: ignore[index]
+    for role in "qkv":
+        setattr(part, role, kind(WIDTH, 4 * HEAD))
+    model = Residual(part)
+    if kind is Conv1D:
+        with pytest.raises(UsageError, match="fits no module"):
+            find_symmetries(model, inputs(), layouts=[layout])
+    else:
+        assert groups(find_symmetries(model, inputs(), layouts=[layout])) == {"qk": FULL, "vo": FULL}
 
 
 def states(outputs: Any, batch: Any) -> Tensor:
