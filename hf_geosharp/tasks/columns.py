@@ -63,15 +63,17 @@ def choose(
         need_label: Whether a classification needs labels (a score against the model itself does not).
 
     Raises:
-        UsageError: A column is chosen that the task does not read.
+        UsageError: A column is chosen that is not read.
         DataError: A column is not there, or none of the usual names is; the message lists those there.
     """
     overrides = overrides or Columns()
+    read = _roles(task, need_label)
     for role, column in overrides.named().items():
-        if role not in _roles(task):
+        if role not in read:
+            without = "labels 'model'" if role in _roles(task, True) else f"the task {task.name}"
             raise UsageError(
-                f"The {role.replace('_', ' ')} column is {column!r} (--{_option(role)}, or Columns in Python), but the "
-                f"task {task.name} reads none: leave it out."
+                f"The {role.replace('_', ' ')} column is {column!r} (--{_option(role)}, or Columns in Python), but "
+                f"{without} reads none: leave it out."
             )
         if column not in dataset.column_names:
             raise DataError(
@@ -112,9 +114,10 @@ def _choose_inputs(dataset: datasets.Dataset, task: Task, overrides: Columns) ->
     )
 
 
-def _roles(task: Task) -> set[str]:
+def _roles(task: Task, need_label: bool) -> set[str]:
     """What columns a task reads."""
-    return {task.modality, *([task.second] if _takes_pairs(task) else ()), *(["label"] if task.labels else ())}
+    second = [task.second] if _takes_pairs(task) else []
+    return {task.modality, *second, *(["label"] if task.is_classification and need_label else [])}
 
 
 def _takes_pairs(task: Task) -> bool:

@@ -281,6 +281,13 @@ def test_columns_that_a_task_does_not_read(task, chosen, culprit):
         choose(rows, task, chosen)
 
 
+def test_a_label_column_is_for_labels_from_the_data():
+    rows = datasets.Dataset.from_dict({"text": ["x"], "mood": [1], "title": ["y"]})
+    with pytest.raises(UsageError, match=r"--label-column.*labels 'model' reads none"):
+        choose(rows, CLASSIFICATION, Columns(label="mood"), need_label=False)
+    assert choose(rows, SEQ2SEQ, Columns(label="title"), need_label=False).label == "title"
+
+
 def test_columns_by_kind():
     rows = make_images().rename_columns({"image": "scan", "label": "digit"})
     assert choose(rows, find_task("image-classification")) == Columns(image="scan", label="digit")
