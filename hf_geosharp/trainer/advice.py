@@ -9,7 +9,14 @@ from hf_geosharp.errors import UsageError
 
 
 def advice(
-    args: Any, state: Any, name: str, every: str | int, *, sets: Collection[str] | None, limit: float | None
+    args: Any,
+    state: Any,
+    name: str,
+    every: str | int,
+    *,
+    sets: Collection[str] | None,
+    limit: float | None,
+    late: bool = False,
 ) -> Iterator[str]:
     """What to warn of at the beginning of a training.
 
@@ -19,15 +26,17 @@ def advice(
         every: when it is measured.
         sets: the names of the trainer's evaluation sets, where there are several; None if the trainer is not known.
         limit: the share of time that leaves measurements out.
+        late: whether the callback was added to a trainer that had its callbacks already, those that print among them.
 
     Raises:
         UsageError: the best model is to be chosen by a value that would not be there.
     """
-    if sets is None and (args.report_to or every != "evaluate"):
+    if sets is None and (args.report_to or every != "evaluate" or late):
+        printed = "printed records" if late else "printed records outside an evaluation"
         yield (
             "the callback is not attached to its trainer: the value is in log_history, but reporters "
-            f"({', '.join(args.report_to) or 'none'}) and printed records outside an evaluation do not get it. Use "
-            "GeodesicSharpnessCallback(...).attach(trainer) instead of callbacks=[...]"
+            f"({', '.join(args.report_to) or 'none'}) and {printed} do not get it. Use "
+            f"GeodesicSharpnessCallback(...).attach(trainer) instead of {'add_callback' if late else 'callbacks=[...]'}"
         )
     if every == "evaluate" and str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "no":
         yield "every='evaluate' measures with each evaluation, but eval_strategy is 'no': set eval_strategy, or every="

@@ -121,6 +121,7 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
         self._loss, self._function = loss, function_of(loss)
         self._cost = Cost(max_fraction)
         self._trainer: Any = None
+        self._is_late = True
         self._measurement: Measurement | None = None
         self._prepared_for: list[Callable[[], Any]] = []
         self._known: tuple[tuple[int | str, ...], float] | None = None
@@ -151,13 +152,19 @@ class GeodesicSharpnessCallback(TrainerCallback):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------------------ events
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Notes that it is among the callbacks that a trainer was made with: those that print come after these."""
+        self._is_late = False
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuses what cannot work, and chooses the data."""
         self._cost.begin()
         sets: Any = None
         if self._trainer is not None:
             sets = self._trainer.eval_dataset if isinstance(self._trainer.eval_dataset, dict) else ()
-        for text in advice(args, state, self.name, self.every, sets=sets, limit=self._cost.limit):
+        for text in advice(
+            args, state, self.name, self.every, sets=sets, limit=self._cost.limit, late=self._is_late
+        ):  # fmt: skip
             self._say(text)
         with self._cost.spent(measured=False):
             self._prepare(args, state, kwargs)

@@ -266,6 +266,23 @@ def test_epochs_without_attach_are_in_the_history(tmp_path: Path) -> None:
     assert [(record["step"], record["epoch"]) for record in found] == [(6, 1.0), (12, 2.0)]
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_records_are_printed_with_the_value_unless_the_callback_was_added_late(
+    tmp_path: Path, late: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback = GeodesicSharpnessCallback(**QUICK)
+    trained = trainer(tmp_path, callbacks=[] if late else [callback], disable_tqdm=True)
+    if late:
+        trained.add_callback(callback)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        trained.train()
+    printed = [line for line in capsys.readouterr().out.splitlines() if "eval_loss" in line]
+    assert printed
+    assert all(("eval_geodesic_sharpness" in line) is not late for line in printed)
+    assert any("printed records do not get it" in str(one.message) for one in heard) is late
+
+
 def test_nothing_to_measure_with_is_warned_of(tmp_path: Path) -> None:
     trained = trainer(tmp_path, eval_strategy="no")
     GeodesicSharpnessCallback(**QUICK).attach(trained)
