@@ -78,8 +78,10 @@ def make_batches(
     )
     encoded, skipped = _take(dataset, encoder, samples, seed)
     label = encoder.columns.label
-    if encoder.labels is not None and label is not None:
-        check_range(encoder.labels, dataset.select_columns([label]).unique(label), label)
+    if label is not None and encoder.labels is not None and encoder.labels.how == "ids":
+        # Not ``unique`` of the data set, which may leave a file beside it.
+        column = dataset.select_columns([label]).with_format("arrow")[:].column(label)
+        check_range(encoder.labels, column.unique().to_pylist(), label)
     groups, identity = whole_batches(encoded, samples, batch_size, skipped)
     if loaded.task.modality == "text":
         _check_words(encoded, loaded.processor)

@@ -84,20 +84,18 @@ def label_rule(feature: Any, config: Any, column: str, label_map: Mapping[str, A
 
 
 def check_range(rule: LabelRule, values: Iterable[Any], column: str) -> None:
-    """Makes sure that no label of a column is beyond the model's classes, where labels are their numbers.
+    """Makes sure that no label of a column is beyond the model's classes, of which labels are the numbers.
 
     The rows that are scored may all be within them, and be of other classes nevertheless: those that count from 1, say.
 
     Args:
-        rule: How the labels are read.
+        rule: How the labels are read: as numbers (``"ids"``).
         values: The different labels of the whole column.
         column: Its name.
 
     Raises:
         DataError: One is.
     """
-    if rule.how != "ids":
-        return
     numbers = [value for value in values if isinstance(value, (int, float)) and math.isfinite(value)]
     if numbers and max(numbers) >= rule.classes:
         raise DataError(

@@ -75,13 +75,19 @@ def test_an_encoded_data_set(model):
     assert all(torch.equal(one["input_ids"], two["input_ids"]) for one, two in zip(batches, again, strict=True))
 
 
-def test_labels_beyond_the_classes_are_refused_whichever_rows_are_drawn(model):
-    rows = datasets.Dataset.from_dict({"text": ["good film"] * 400, "label": [1] * 399 + [2]})
+def test_labels_beyond_the_classes_are_refused_whichever_rows_are_drawn(model, tmp_path):
+    datasets.Dataset.from_dict({"text": ["good film"] * 400, "label": [1] * 399 + [2]}).save_to_disk(tmp_path)
+    rows, files = datasets.load_from_disk(tmp_path), sorted(tmp_path.iterdir())
     for chosen in (rows, rows.select(range(100, 400))):
         with pytest.raises(DataError, match=r"'label' has labels up to 2.*num_labels = 2"):
             batches_from(chosen, model, processor=make_tokenizer(), samples=4, batch_size=4)
     # Where no such row is among them they may be what they say.
     batches_from(rows.select(range(100)), model, processor=make_tokenizer(), samples=4, batch_size=4)
+    mapped = {"1": 0, "2": 1}
+    batches_from(rows, model, processor=make_tokenizer(), samples=4, batch_size=4, label_map=mapped)
+    # Nor is anything left beside the data.
+    batches_from(rows.select(range(99, -1, -1)), model, processor=make_tokenizer(), samples=4, batch_size=4)
+    assert sorted(tmp_path.iterdir()) == files
 
 
 @pytest.mark.parametrize("tokens", [False, True])
