@@ -8,7 +8,7 @@ their ends, by their names within the module.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class Portrait:
     ends: tuple[Tensor, ...]
 
 
-def portrait(trace: Trace, softmax: Softmax, output: Linear | None, scope: str) -> Portrait | None:
+def portrait(trace: Trace, softmax: Softmax, outputs: Sequence[Linear], scope: str) -> Portrait | None:
     """The portrait of an attention in a module; None where its graph cannot be looked at in full."""
     by_leaf = {id(x.leaf): x for x in trace.linears}
 
@@ -52,14 +52,14 @@ def portrait(trace: Trace, softmax: Softmax, output: Linear | None, scope: str) 
         return "own" if leaf is softmax.leaf else "other", tuple(leaf.shape)
 
     ends: dict[int, Tensor] = {}
-    roots = [softmax.logits, *([output.source] if output is not None else [])]
+    roots = [softmax.logits, *(x.source for x in outputs)]
     try:
         graphs = tuple(tuple(_nodes(root, end, ends)) for root in roots)
     except (RuntimeError, _UnseenError):
         # Something was overwritten, or belongs to a function whose workings do not show.
         return None
     mixes = id(softmax) in trace.mixing
-    return Portrait((graphs, mixes, None if output is None else linear(output)), tuple(ends.values()))
+    return Portrait((graphs, mixes, tuple(map(linear, outputs))), tuple(ends.values()))
 
 
 class _UnseenError(Exception):

@@ -62,9 +62,9 @@ def analyse(forms: Sequence[Couplings], families: Families) -> Analysis:
 def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") -> list[Block]:
     """Blocks of forms whose coordinates act on each other, by the order of the features alone.
 
-    The k-th feature of a head on the one side is taken to meet the k-th on the other. With ``pairing`` "half" or
-    "interleaved" two of them are one frequency of a rotary embedding. Whether it is so is for a twin to tell; nothing
-    is returned where the sides do not match.
+    The k-th feature of a head on the one side is taken to meet the k-th on the other, of each family: those of texts
+    and those of images, say. With ``pairing`` "half" or "interleaved" two of them are one frequency of a rotary
+    embedding. Whether it is so is for a twin to tell; nothing is returned where the sides do not match.
     """
     h_side = set().union(*(f.h_side for f in forms))
     heads: dict[tuple[tuple[Node, ...], tuple[Node, ...]], int] = {}
@@ -72,16 +72,15 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
     for index, own in enumerate(x for f in forms for x in f.members):
         nodes = sorted(n for n in own if families.members[n[0]].across)
         g, h = (tuple(n for n in nodes if (n in h_side) is side) for side in (False, True))
-        if len(g) == len(h):
+        if len(_sizes(g) | _sizes(h)) == 1:
             # A module that is called twice has the same heads each time.
             heads.setdefault((g, h), index)
         else:
             # What several softmaxes mix, a part each, is one head where it is normalised as one.
             parts.setdefault(h, (index, set()))[1].update(g)
     heads |= {(tuple(sorted(g)), h): index for h, (index, g) in parts.items()}
-    for g, h in heads:
-        if not g or len(g) != len(h) or any(len({f for f, _ in side}) != 1 for side in (g, h)):
-            return []
+    if any(not g or not h or len(_sizes(g) | _sizes(h)) != 1 for g, h in heads):
+        return []
     # Heads may share the other side: queries of one key do.
     shared = len({h for _, h in heads}) == len(heads)
     copies: dict[tuple[Node, ...], list[tuple[int, tuple[Node, ...]]]] = {}
@@ -91,7 +90,7 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
     blocks = []
     for one, members in copies.items():
         many = tuple(dict.fromkeys(h for _, h in members))
-        if pairing and len(one) % 2:
+        if pairing and any(n % 2 for n in _sizes(one)):
             return []
         first, second = _ordered([one], pairing), _ordered(many, pairing)
         if not shared:
@@ -100,19 +99,25 @@ def in_order(forms: Sequence[Couplings], families: Families, pairing: str = "") 
     return blocks
 
 
+def _sizes(nodes: Sequence[Node]) -> set[int]:
+    """How many features of each family there are, each number once."""
+    return set(Counter(family for family, _ in nodes).values())
+
+
 def _ordered(rows: Sequence[tuple[Node, ...]], pairing: str) -> Side:
     """(family, features[row][coordinate]) of each family, or [row][frequency][2] with a pairing."""
     out: dict[int, list[tuple[object, ...]]] = {}
     for nodes in rows:
-        features = [i for _, i in nodes]
-        half = len(features) // 2
-        if pairing == "half":
-            made: tuple[object, ...] = tuple((features[k], features[k + half]) for k in range(half))
-        elif pairing:
-            made = tuple((features[2 * k], features[2 * k + 1]) for k in range(half))
-        else:
-            made = tuple(features)
-        out.setdefault(nodes[0][0], []).append(made)
+        for family in dict.fromkeys(f for f, _ in nodes):
+            features = [i for f, i in nodes if f == family]
+            half = len(features) // 2
+            if pairing == "half":
+                made: tuple[object, ...] = tuple((features[k], features[k + half]) for k in range(half))
+            elif pairing:
+                made = tuple((features[2 * k], features[2 * k + 1]) for k in range(half))
+            else:
+                made = tuple(features)
+            out.setdefault(family, []).append(made)
     return tuple((family, tuple(table)) for family, table in sorted(out.items()))
 
 

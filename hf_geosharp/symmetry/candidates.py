@@ -43,7 +43,7 @@ def _rotations(group: Group) -> list[Group]:
 def betweens_of(sites: Sequence[Attention], forms: Sequence[Couplings], traced: Trace) -> list[Between]:
     """What a norm that was left out may do to the columns of the output projection: by its weight, or 1 + weight."""
     gains_ = {f.gain for f in forms}
-    outputs = {s.output.weight: s.output for s in sites if s.output is not None}
+    outputs = {x.weight: x for s in sites for x in s.outputs}
     if gains_ == {""} or len(gains_) != 1 or len(outputs) != 1:
         return []
     gain, (weight, output) = next(iter(gains_)), next(iter(outputs.items()))
@@ -121,7 +121,7 @@ def bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
         if pair.kind == "qk":
             yield KeyBias("", pair.module, bias, weight)
             continue
-        outputs = {s.output.bias.parameter: s.output for s in sites if s.output is not None and s.output.bias}
+        outputs = {x.bias.parameter: x for s in sites for x in s.outputs if x.bias}
         if len(outputs) == 1 and len(pair.h) == 1:
             name, output = next(iter(outputs.items()))
             assert output.bias is not None

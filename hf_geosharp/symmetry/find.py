@@ -336,7 +336,7 @@ def _attend(
         centred = [m for m in means(sites, scope, traced, families) if trials.holds(m, scope)]
         found.biases += centred
     mixed = traced.mixing | traced.weighing
-    if not pairs and kind == "vo" and all(s.output is None and id(s.softmax) not in mixed for s in sites):
+    if not pairs and kind == "vo" and all(not s.outputs and id(s.softmax) not in mixed for s in sites):
         return True  # shares that are handed out as they are
     if not pairs and not centred:
         if not last and not reason and not trials.shows(scope, kind):

@@ -20,14 +20,16 @@ from torch import Tensor
 from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings, single
 from hf_geosharp.symmetry.events import Linear, Softmax, Trace
-from hf_geosharp.symmetry.features import Families, Port, drawn, only
+from hf_geosharp.symmetry.features import Families, Node, Port, drawn, only
 
 
 @dataclass(eq=False)
 class Attention:
-    """One softmax that compares, and the linear map that first reads what it mixed.
+    """One softmax that compares, and the linear maps that read what it mixed.
 
     Attributes:
+        outputs: several where each reads some of the tokens, those of texts and those of images say; none if nothing
+            reads it.
         scope: the innermost module in which all of it happens.
         qk, vo: what meets in the logits, and in what is read.
         entries: parameters that enter the logits by themselves.
@@ -35,7 +37,7 @@ class Attention:
     """
 
     softmax: Softmax
-    output: Linear | None
+    outputs: tuple[Linear, ...]
     scope: str
     qk: Couplings
     vo: Couplings
@@ -47,16 +49,17 @@ class Attention:
 def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
     """Every softmax whose logits compare one thing with another, or that mixes or weighs, whatever its logits are."""
     known: dict[object, tuple[Portrait, Attention]] = {}
+    readers = _readers(trace)
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
-        output = _output(trace, softmax)
+        outputs = readers.get(id(softmax.leaf), ())
         used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
-        if output is not None:
+        for output in outputs:
             read = trace.sources(output.source)
             used += [x for x in trace.linears if any(x.leaf is s for s in read)] + [output]
         scope = common([x.scope for x in used] + [softmax.scope])
-        here = Attention(softmax, output, scope, _NOTHING, _NOTHING, tuple(_others(trace, sources)))
-        seen = portrait(trace, softmax, output, scope)
+        here = Attention(softmax, outputs, scope, _NOTHING, _NOTHING, tuple(_others(trace, sources)))
+        seen = portrait(trace, softmax, outputs, scope)
         if seen is not None and seen.key in known:
             carried = _carried(*known[seen.key], seen, here, trace, families)
             if carried is not None:
@@ -81,8 +84,8 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
         else:
             continue
         vo = Couplings((), frozenset(), "no linear map reads what attention mixes")
-        if output is not None:
-            vo = _values(trace, families, softmax, output)
+        if outputs:
+            vo = _together([_values(trace, families, softmax, output) for output in outputs])
         found = replace(here, qk=qk, vo=vo)
         if seen is not None:
             known[seen.key] = seen, found
@@ -122,7 +125,7 @@ def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
         # What is divided by is a product too, in which heads cannot be told apart.
         if vo is not None and (id(output) not in found or len(vo.heads) > len(found[id(output)].vo.heads)):
             stand_in = Softmax(last, last, product.scope)
-            found[id(output)] = Attention(stand_in, output, common([product.scope, output.scope]), qk, vo, ())
+            found[id(output)] = Attention(stand_in, (output,), common([product.scope, output.scope]), qk, vo, ())
     yield from found.values()
 
 
@@ -187,8 +190,8 @@ def _carried(
     places = [
         (_place(trace, families, a), _place(trace, families, b)) for a, b in zip(before.ends, seen.ends, strict=True)
     ]
-    if found.output is not None and here.output is not None:
-        places.append((_read(families, found.output), _read(families, here.output)))
+    for old_output, new_output in zip(found.outputs, here.outputs, strict=True):
+        places.append((_read(families, old_output), _read(families, new_output)))
     for old, new in places:
         if old is None or new is None:
             if old is not new:
@@ -279,8 +282,8 @@ def _ports(trace: Trace, families: Families, sources: Sequence[Tensor]) -> Itera
 def _layouts(logits: Tensor, ports: Sequence[Port]) -> Iterator[Tensor]:
     """Logits (..., queries, keys); where heads lie in that place, with each axis there that may be that of the queries.
 
-    Heads read features of their own; what one query reads another one reads too, if it is not hidden from it. But so
-    it is with samples.
+    Heads read features of their own; what one query reads another one reads too, if it is not hidden from it, or else
+    what other maps write: those of its own stream, beside keys of all. But so it is with samples.
     """
     ports = [p for p in ports if p.axis is not None]
     if logits.ndim < 4 or not ports:
@@ -293,9 +296,10 @@ def _layouts(logits: Tensor, ports: Sequence[Port]) -> Iterator[Tensor]:
         for index in (0, logits.shape[axis] - 1):
             mask = only(noise, axis, index)
             grads = torch.autograd.grad(logits, [p.tensor for p in ports], mask, retain_graph=True, allow_unused=True)
-            read.append(torch.cat([p.features(g).cpu() for p, g in zip(ports, grads, strict=True)]))
-        first, last = read
-        return not bool((first & ~last).any() and (last & ~first).any())
+            read.append([p.features(g).cpu() for p, g in zip(ports, grads, strict=True)])
+        own = [(bool((a & ~b).any()), bool((b & ~a).any()), bool((a & b).any())) for a, b in zip(*read, strict=True)]
+        before, after, both = (any(x) for x in zip(*own, strict=True))
+        return not (before and after) or (both and not any(x and y for x, y, _ in own))
 
     if nested(-2):
         yield logits
@@ -327,6 +331,9 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
     def told(row: list[Tensor], column: list[Tensor]) -> list[Tensor] | None:
         # Of the classes of a router each is a key of its own: what the first key reads no other does.
         keys = [(a > b) & (b > 0) for a, b in zip(row, column, strict=True)]
+        for other in columns:
+            # Keys of another stream are not in this column.
+            keys = [k | ((b == 0) & (a > c) & (c > 0)) for k, a, b, c in zip(keys, row, column, other, strict=True)]
         queries = [(a > 0) & ~(a > b) for a, b in zip(row, column, strict=True)]
         keys = [k if p.axis is not None else torch.zeros_like(k) for k, p in zip(keys, ports, strict=True)]
         asked = any(p.axis is None for p in ports) if learned else any(bool(q.any()) for q in queries)
@@ -361,13 +368,31 @@ def _positions(port: Port, gradient: Tensor | None) -> Tensor:
     return (gradient != 0).movedim(port.axis, -1).flatten(0, -2).sum(0).float().cpu()
 
 
-def _output(trace: Trace, softmax: Softmax) -> Linear | None:
-    """The first linear map that reads something made of the softmax."""
-    start = trace.order.index(softmax)
-    for event in trace.order[start:]:
-        if isinstance(event, Linear) and any(s is softmax.leaf for s in trace.sources(event.source)):
-            return event
-    return None
+MAX_OUTPUTS = 8
+"""Linear maps that read what one softmax mixes; where more do, it is in the stream, which all later ones read."""
+
+
+def _readers(trace: Trace) -> dict[int, tuple[Linear, ...]]:
+    """By identity of its leaf, the linear maps that read something made of a softmax; of too many the first."""
+    weights = {id(s.leaf) for s in trace.softmaxes}
+    readers: dict[int, list[Linear]] = {}
+    for linear in trace.linears if weights else ():
+        for s in trace.sources(linear.source):
+            if id(s) in weights:
+                readers.setdefault(id(s), []).append(linear)
+    return {leaf: tuple(own if len(own) <= MAX_OUTPUTS else own[:1]) for leaf, own in readers.items()}
+
+
+def _together(forms: Sequence[Couplings]) -> Couplings:
+    """Those of all outputs as one; of the first alone where it has a norm of its own, or could not be taken apart."""
+    first = forms[0]
+    own = [f for f in forms if not f.reason and f.gain == first.gain]
+    if first.reason or len(own) == 1:
+        return first
+    heads, members = (tuple(x for f in own for x in getattr(f, name)) for name in ("heads", "members"))
+    h_side = frozenset[Node]().union(*(f.h_side for f in own))
+    partly = next((f.partly for f in own if f.partly), "")
+    return Couplings(heads, h_side, "", members, first.gain, partly)
 
 
 def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) -> Couplings:

@@ -422,6 +422,33 @@ class Unequal(nn.Module):
         return self.o(torch.cat(mixed, dim=-1))  # type: ignore[no-any-return]
 
 
+class Joint(nn.Module):
+    """Attention of two streams to each other, the first tokens and the others, each with projections of its own.
+
+    ``norm`` acts on queries and keys of both; without ``both`` nothing reads what the first stream's queries mix.
+    """
+
+    FIRST = 3
+
+    def __init__(self, norm: Act | None = None, *, both: bool = True, bias: bool = True) -> None:
+        super().__init__()
+        self.norm, self.both = norm, both
+        self.first, self.second = (
+            nn.ModuleList(nn.Linear(WIDTH, 4 * HEAD, bias=bias) for _ in range(3)) for _ in range(2)
+        )
+        self.outs = nn.ModuleList(nn.Linear(4 * HEAD, WIDTH) for _ in range(1 + both))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.first, self.second, strict=True)
+        first, second = x[:, : self.FIRST], x[:, self.FIRST :]
+        q, k, v = (split(torch.cat([a(first), b(second)], dim=1), 4) for a, b in parts)
+        q, k = (q, k) if self.norm is None else (self.norm(q), self.norm(k))
+        mixed = attend(q, k, v)
+        made = self.outs[0](mixed[:, self.FIRST :])
+        other = self.outs[1](mixed[:, : self.FIRST]) if self.both else first * 0
+        return torch.cat([other, made], dim=1)
+
+
 class Latent(nn.Module):
     """Keys and values of a narrow latent, with a norm on it or without."""
 

@@ -36,6 +36,7 @@ from tests.symmetry.handmade import (
     Fused,
     Grouped,
     Handed,
+    Joint,
     Latent,
     Mlp,
     Pointwise,
@@ -103,6 +104,11 @@ SUB_NORMED = {**KEY_BIAS, "norm_gain": 4 * HEAD}
 
 
 # ------------------------------------------------------------------------------------------------------------ layouts
+
+
+def _unit(x: Tensor) -> Tensor:
+    return functional.normalize(x, dim=-1)
+
 
 LAYOUTS = {
     "weights handed on with their biases copied into one": Site(Handed),
@@ -181,6 +187,17 @@ LAYOUTS = {
     "nn.MultiheadAttention, one more key": Site(lambda: Torch(add_bias_kv=True), folds=NONE),
     "nn.MultiheadAttention, one more zero": Site(lambda: Torch(add_zero_attn=True), folds=NONE),
     "one parameter in chunks": Site(Chunked),
+    "two streams that attend to each other": Site(lambda: Joint(bias=False), folds=NONE),
+    "two streams that attend to each other, one of them read": Site(
+        lambda: Joint(bias=False, both=False), folds=NONE
+    ),
+    "two streams that attend to each other, queries and keys of length one": Site(
+        lambda: Joint(_unit, bias=False), ROTATED, folds=NONE
+    ),
+    "two streams that attend to each other, rotary": Site(lambda: Joint(half, bias=False), TURNED, folds=NONE),
+    "two streams that attend to each other, of length one, then rotary": Site(
+        lambda: Joint(lambda x: half(_unit(x)), bias=False), {"U(1)": 12}, folds=NONE
+    ),
     "keys and values of a latent": Site(Latent, folds=NONE),
     "keys and values of a latent with a norm": Site(lambda: Latent(norm=True), folds={"norm_gain": 8}),
 }  # fmt: skip
@@ -411,10 +428,6 @@ def _stabilised(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Ten
     logits = q @ k.mT
     logits = (logits - logits.max()).clamp(min=-50000)
     return joined(torch.softmax(logits - torch.max(logits, dim=-1, keepdim=True)[0], dim=-1) @ v)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return functional.normalize(x, dim=-1)
 
 
 def _pooled(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
