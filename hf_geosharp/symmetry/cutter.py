@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_geosharp.symmetry.events import Linear, Product, Softmax, Trace
+from hf_geosharp.symmetry.events import Linear, Open, Product, Softmax, Trace
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
@@ -39,6 +41,9 @@ _LOG_SOFTMAXES = {functional.log_softmax, torch.log_softmax, Tensor.log_softmax}
 
 _LETTERS = string.ascii_letters
 
+MAX_EACH = 256
+"""Matrices of one product, each of which multiplies a part of its own."""
+
 _SETTINGS = (bool, int, float, str, torch.dtype)
 
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
@@ -58,9 +63,10 @@ def _is_common(x: Any) -> bool:
 class Cutter(TorchFunctionMode):
     """Replaces linear maps and softmaxes by leaves, and notes them."""
 
-    def __init__(self, trace: Trace, weights: Weights) -> None:
+    def __init__(self, trace: Trace, weights: Weights, maps: Container[int] = ()) -> None:
+        """``maps`` are the numbers of those products with parameters that are linear maps, of which it was open."""
         super().__init__()
-        self.trace, self._weights = trace, weights
+        self.trace, self._weights, self._maps = trace, weights, maps
         self.scope: list[str] = []
         self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
         self._generator = torch.Generator().manual_seed(0)
@@ -69,6 +75,10 @@ class Cutter(TorchFunctionMode):
         """Modules in which, or in a module of which, a linear map runs without a graph."""
         self._mixes: Tensor | None = None
         """What a linear map reads that is not cut, for it mixes heads."""
+        self._open: tuple[int, Open] | None = None
+        """The number of a product that may be a linear map, to be noted with its result."""
+        self._cutting = False
+        """Whether such a one is being cut."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types_: Sequence[type], args: Any = (), kwargs: Any = None
@@ -151,6 +161,10 @@ class Cutter(TorchFunctionMode):
         if self._mixes is not None:
             self._logits.mixed(result, self._mixes)
             self._mixes = None
+        if self._open is not None:
+            number, opened = self._open
+            self.trace.open[number] = replace(opened, result=result)
+            self._open = None
         if compared and result.grad_fn is not None:
             self._logits.multiplied(result)
             self.trace.compared.append(Product(result, tuple(self.scope)))
@@ -216,27 +230,29 @@ class Cutter(TorchFunctionMode):
         """x @ W with W (a view of) a parameter, one matrix or one for each head."""
         if not (isinstance(right, Tensor) and isinstance(left, Tensor)) or min(right.ndim, left.ndim) < 2:
             return None
+        if self._weights.known(left):
+            if bias is not None or self._weights.known(right):
+                return None
+            return self._may_be(right, right.ndim - 2, lambda: _turned(self._matmul(right.mT, left.mT)))
         if right.ndim > 2:
             made = self._matmul_of_heads(left, right)
             return made if made is None or bias is None else bias + made
-        if self._weights.known(left):
-            return None
         if bias is None and (made := self._through(left, right.mT, None)) is not None:
             return made
         return self._cut((*left.shape[:-1], right.shape[1]), -1, left, -1, right, (1,), (0,), bias)
 
     def _matmul_of_heads(self, left: Tensor, right: Tensor) -> Tensor | None:
         """x @ W where each of several matrices multiplies all of x: they are one linear map."""
-        if self._weights.known(left) or not self._weights.known(right) or left.shape[-1] != right.shape[-2]:
+        if not self._weights.known(right) or left.shape[-1] != right.shape[-2]:
             return None
         for axis in range(right.ndim - 2):
             if right.stride(axis) == 0:
                 right = right.narrow(axis, 0, 1)  # one matrix, written down several times
         lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-        several = [-a for a in range(3, right.ndim + 1) if right.shape[-a] > 1]
-        if any(left.ndim >= -a and left.shape[a] > 1 for a in several):
-            return None  # each multiplies an x of its own
-        x_letters, w_letters = _LETTERS[: left.ndim - 2], _LETTERS[left.ndim - 2 :][: right.ndim - 2]
+        x_letters, w_letters = _LETTERS[: left.ndim - 2], list(_LETTERS[left.ndim - 2 :][: right.ndim - 2])
+        for a in range(3, min(left.ndim, right.ndim) + 1):
+            if left.shape[-a] > 1 and right.shape[-a] > 1:
+                w_letters[2 - a] = x_letters[2 - a]  # each multiplies an x of its own
         # Axes of size one are left out, which changes no order.
         of_x = "".join(c for c, n in zip(x_letters, left.shape, strict=False) if n > 1)
         of_w = "".join(c for c, n in zip(w_letters, right.shape, strict=False) if n > 1)
@@ -312,8 +328,11 @@ class Cutter(TorchFunctionMode):
         w, x = owned.index(True), owned.index(False)
         new = [c for c in names[w] if c in result and c not in names[x]]
         summed = [c for c in names[w] if c not in result]
-        if len(new) + len(summed) != len(names[w]) or not new or not summed:
+        if not new or not summed or any(c not in names[x] for c in summed):
             return None
+        if len(new) + len(summed) != len(names[w]):
+            source = tensors[x]
+            return self._may_be(source, names[x].index(summed[0]), lambda: self._each(names, tensors, result))
         sizes = {c: n for name, t in zip(names, tensors, strict=True) for c, n in zip(name, t.shape, strict=True)}
         kept = [c for c in result if c not in new]
         if len(summed) > 1:
@@ -337,6 +356,45 @@ class Cutter(TorchFunctionMode):
             return None
         order = [*kept, *new]
         return flat.unflatten(-1, [sizes[c] for c in new]).permute([order.index(c) for c in result])
+
+    def _each(self, names: Sequence[str], tensors: Sequence[Tensor], result: str) -> Tensor | None:
+        """The cuts in place of an einsum in which each of several matrices multiplies a part of x of its own."""
+        letters = [c for c in names[0] if c in names[1] and c in result]
+        sizes = [tensors[0].shape[names[0].index(c)] for c in letters]
+        if math.prod(sizes) > MAX_EACH:
+            return None
+        rest = ["".join(c for c in n if c not in letters) for n in (*names, result)]
+        parts = []
+        for index in itertools.product(*map(range, sizes)):
+            own = []
+            for name, tensor in zip(names, tensors, strict=True):
+                chosen = tuple(index[letters.index(c)] if c in letters else slice(None) for c in name)
+                own.append(tensor[chosen])
+            part = self._contracted(rest[:2], own, rest[2])
+            if part is None:
+                return None
+            parts.append(part)
+        order = [*letters, *rest[2]]
+        return torch.stack(parts).unflatten(0, sizes).permute([order.index(c) for c in result])
+
+    def _may_be(self, source: Tensor, axis: int, cut: Callable[[], Tensor | None]) -> Tensor | None:
+        """The cut of a product with parameters that may be a linear map along an axis of what it reads, if it is one.
+
+        It may as well compare with queries that are learned, or with a table of positions: logits are made of that as
+        it is. The first pass notes it, and what became of it says what it is.
+        """
+        if self._cutting:
+            return cut()
+        number = len(self.trace.open)
+        self.trace.open.append(None)
+        if number in self._maps:
+            self._cutting = True
+            try:
+                return cut()
+            finally:
+                self._cutting = False
+        self._open = number, Open(source, axis, source)
+        return None
 
     def _attending(self, func: Any, args: Any) -> Any:
         """The arguments of a product, with weights that were made of logits by other functions cut like a softmax.
@@ -480,6 +538,10 @@ class Cutter(TorchFunctionMode):
             self.trace.linears.append(event)
         else:
             self.trace.softmaxes.append(event)
+
+
+def _turned(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.mT
 
 
 def _summed(args: Sequence[Any], operand: int) -> int | None:

@@ -55,6 +55,15 @@ class Product:
     scope: tuple[str, ...]
 
 
+@dataclass(eq=False)
+class Open:
+    """A product with parameters that may be a linear map: what it reads, along which axis, and what it makes."""
+
+    source: Tensor
+    axis: int
+    result: Tensor
+
+
 @dataclass
 class Trace:
     """The linear maps and softmaxes of one forward pass, in order, and the arguments of every module's first call."""
@@ -88,6 +97,8 @@ class Trace:
     """Modules that multiply what linear maps wrote with what linear maps wrote."""
     compared: list[Product] = field(default_factory=list)
     """The products themselves."""
+    open: list[Open | None] = field(default_factory=list)
+    """Products of which only what becomes of them tells whether they are linear maps; None for those that are cut."""
     operations: dict[str, set[object]] = field(default_factory=dict)
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
     unread: dict[int, list[tuple[Tensor, str, int]]] = field(default_factory=dict)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -118,6 +119,19 @@ class Families:
         first = slab.start[slab.inner[0]] if len(slab.inner) == 1 else 0
         start = tuple(0 if d in slab.inner else s for d, s in enumerate(slab.start))
         return self._add(Family(slab.parameter, slab.inner, slab.out, start, linear.outputs, slab.shape)), first
+
+    def along(self, family: int) -> tuple[int | None, int]:
+        """The family that has these features together with those of other matrices of the parameter, and their shift.
+
+        The matrices lie along its first dimension; None where there is no other dimension, or several, or a bias.
+        """
+        own = self.members[family]
+        other = [d for d in range(len(own.shape)) if d not in (*own.dimensions, *own.across)]
+        if len(other) != 1 or own.bias is not None:
+            return None, 0
+        shift = own.start[other[0]] * math.prod(own.shape[d] for d in own.dimensions)
+        start = tuple(0 if d in other else s for d, s in enumerate(own.start))
+        return self._add(replace(own, dimensions=(other[0], *own.dimensions), start=start)), shift
 
     def entries(self, name: str, parameter: Tensor) -> int:
         """Family of a parameter's own entries."""

@@ -339,6 +339,17 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
         asked = any(p.axis is None for p in ports) if learned else any(bool(q.any()) for q in queries)
         return keys if asked and any(bool(k.any()) for k in keys) else None
 
+    def mapped(row: list[Tensor], column: list[Tensor]) -> list[Tensor] | None:
+        # Where all keys are mapped to a few, each of those is made of all, and so is a row.
+        counts = [(a, b) for p, a, b in zip(ports, row, column, strict=True) if p.axis is not None]
+        if not any(bool(((a > 0) & (a < b)).any()) for a, b in counts):
+            return None
+        keys = [
+            (a == b) & (b > 1) if p.axis is not None else torch.zeros(p.count, dtype=torch.bool)
+            for p, a, b in zip(ports, row, column, strict=True)
+        ]
+        return keys if any(bool(k.any()) for k in keys) else None
+
     # Where the first key is padding, before the first block say, another one shows which are keys.
     rows = [counted(-2, i) for i in dict.fromkeys((last[0], 0, last[0] // 2))]
     columns = [counted(-1, i) for i in dict.fromkeys((0, last[1] // 2, last[1]))]
@@ -348,7 +359,8 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
         rows.append(counted(-2, last[0] - 1))
         keys = told(max(rows, key=_most), max(columns, key=_alive))
     # Of windows that look back few queries read the first key.
-    return told(max(rows, key=_most), max(columns, key=_most)) if keys is None else keys
+    keys = told(max(rows, key=_most), max(columns, key=_most)) if keys is None else keys
+    return mapped(max(rows, key=_alive), max(columns, key=_alive)) if keys is None else keys
 
 
 def _most(counts: Sequence[Tensor]) -> tuple[int, float]:

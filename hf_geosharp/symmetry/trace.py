@@ -8,7 +8,7 @@ names, classes or configurations. Zeros of these derivatives are exact, so neith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hf_geosharp.carried import Carried
 from hf_geosharp.evaluating import evaluating, no_fast_path
+from hf_geosharp.symmetry.ambiguous import maps_among
 from hf_geosharp.symmetry.cutter import Cutter
 from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.inputs import call, output_tensors
@@ -55,10 +56,13 @@ def trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         Exception: what the model raises on this batch.
     """
     with torch.inference_mode(False):
-        return _trace(model, batch)
+        first = _trace(model, batch)
+        with torch.enable_grad():
+            maps = maps_among(first)
+        return _trace(model, batch, maps) if maps else first
 
 
-def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
+def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = ()) -> Trace:
     result = Trace()
     names: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
@@ -71,7 +75,7 @@ def _trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         if own is not None and own[1] is not None and sum(p is not None for p in module._parameters.values()) == 2:
             gain, bias = (result.parameters.get(id(p), "") for p in own)
             result.biases[gain] = bias
-    cutter = Cutter(result, Weights(names))
+    cutter = Cutter(result, Weights(names), maps)
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     with ExitStack() as stack:

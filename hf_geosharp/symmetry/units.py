@@ -16,12 +16,13 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.feature_views import features_view
-from hf_geosharp.symmetry.features import Families, drawn
+from hf_geosharp.symmetry.features import Families, Family, drawn
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import common
+from hf_geosharp.symmetry.views import View
 
 _PLACES: tuple[Callable[[int, int], Sequence[range]], ...] = (
     # What is gated and its gate side by side; beside other things they come first or last.
@@ -47,8 +48,13 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
         for s in _felt(reader, [s for s in sources if id(s) in by_leaf]):
             read.setdefault(id(s), []).append(reader)
     seen: set[object] = set()
+    taken: set[tuple[int, int]] = set()
+    for parts, links in _parts_in_a_row([(w, read.get(id(w.leaf), [])) for w in trace.linears], families):
+        if trials.holds(parts, parts.module, SCALES):
+            taken |= links
+            yield replace(parts, name=names(parts.module, parts.kind))
     for writer in trace.linears:
-        readers = read.get(id(writer.leaf), [])
+        readers = [r for r in read.get(id(writer.leaf), []) if (id(writer), id(r)) not in taken]
         if not readers or len(readers) > MAX_READERS:
             continue
         for alternatives in _candidates(writer, readers, families):
@@ -108,6 +114,66 @@ def _in_a_row(
     if narrow and None not in inputs and all(_same(writer, r, features) for r in readers):
         scope = common([x.scope for x in (writer, *readers)])
         yield from _pair("lora", scope, Group(len(features)), outputs, inputs, features, families)
+
+
+def _parts_in_a_row(
+    written: Sequence[tuple[Linear, Sequence[Linear]]], families: Families
+) -> Iterator[tuple[Pair, set[tuple[int, int]]]]:
+    """Pairs of two maps in a row, each copy a part of one of them, and which writers and readers they are of.
+
+    One of them is a matrix for each of several parts, that of a head say, of what the other one writes or reads.
+    """
+    chained: dict[tuple[Family, Family], list[tuple[Linear, Linear]]] = {}
+    for writer, readers in written:
+        for reader in readers:
+            inputs = families.inputs(reader)
+            if inputs is not None and reader.source.shape[reader.source_axis] != writer.outputs:
+                first, second = (families.members[f] for f in (families.outputs(writer)[0], inputs[0]))
+                chained.setdefault((replace(first, start=()), replace(second, start=())), []).append((writer, reader))
+    for both in chained.values():
+        several: dict[int, list[tuple[Linear, Linear, list[int], list[int]]]] = {}
+        for writer, reader in both if len(both) > 1 else ():
+            features, columns = _copied(writer, reader)
+            if len(features) > 1:
+                several.setdefault(len(features), []).append((writer, reader, features, columns))
+        for size, links in several.items():
+            narrow = all(size <= min(writer.inputs, reader.outputs) for writer, reader, *_ in links)
+            shape = (-1, size) if narrow else (-1, 1)
+            g = _side(families, [(families.outputs(writer), features) for writer, _, features, _ in links], shape)
+            h = _side(families, [(families.inputs(reader), columns) for _, reader, _, columns in links], shape)
+            if g and h and len(links) > 1:
+                kind, group = ("lora", Group(size)) if narrow else ("mlp", Group(1))
+                scope = common([x.scope for link in links for x in link[:2]])
+                yield Pair("", kind, scope, group, g, h), {(id(w), id(r)) for w, r, *_ in links}
+
+
+def _side(
+    families: Families, links: Sequence[tuple[tuple[int, int] | None, list[int]]], shape: tuple[int, int]
+) -> tuple[View, ...]:
+    """One factor of all links: views of the features of each from its first on; none where they are not regular."""
+    places = [(*families.along(place[0]), [place[1] + f for f in own]) for place, own in links if place is not None]
+    apart = len({place[0] for place, _ in links if place is not None}) > 1
+    if apart and len({merged for merged, _, _ in places}) == 1 and places[0][0] is not None:
+        family, table = places[0][0], torch.tensor([[first + f for f in own] for _, first, own in places])
+    elif apart or links[0][0] is None:
+        return ()
+    else:
+        family, table = links[0][0][0], torch.tensor([own for _, _, own in places])
+    views = features_view(families, (family, 0), table.view(shape)) if len(table.unique()) == table.numel() else None
+    return tuple(views or ())
+
+
+def _copied(writer: Linear, reader: Linear) -> tuple[list[int], list[int]]:
+    """Which features of what was written are which columns of what is read, as they are, (features, columns)."""
+    y, x = (
+        t.detach().movedim(axis, -1).flatten(0, -2).T.contiguous()
+        for t, axis in ((writer.leaf, writer.axis), (reader.source, reader.source_axis))
+    )
+    if x.shape[1] != y.shape[1]:
+        return [], []
+    own = {row.numpy().tobytes(): column for column, row in enumerate(x.cpu())}
+    found = [(f, own[key]) for f, row in enumerate(y.cpu()) if (key := row.numpy().tobytes()) in own]
+    return [f for f, _ in found], [c for _, c in found]
 
 
 def _reached(writer: Linear, reader: Linear) -> Tensor:

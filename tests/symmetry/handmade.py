@@ -464,6 +464,26 @@ class Latent(nn.Module):
         return self.o(attend(*(split(t, 4) for t in (self.q(x), self.k(latent), self.v(latent)))))  # type: ignore[no-any-return]
 
 
+class Absorbed(Latent):
+    """The same attention to the latent itself: the matrices of keys act on queries, those of values on what is mixed.
+
+    They do so by an einsum, or one after the other as ``matrices``.
+    """
+
+    def __init__(self, *, matrices: bool = False) -> None:
+        super().__init__(norm=True)
+        self.matrices = matrices
+
+    def forward(self, x: Tensor) -> Tensor:
+        latent = self.norm(self.down(x)).unsqueeze(1)
+        k, v = (p.weight.unflatten(0, (4, HEAD)) for p in (self.k, self.v))
+        q = split(self.q(x), 4)
+        q = q @ k if self.matrices else torch.einsum("bnth,nhr->bntr", q, k)
+        mixed = torch.softmax(q @ latent.mT / HEAD**0.5, dim=-1) @ latent
+        mixed = mixed @ v.mT if self.matrices else torch.einsum("bntr,nhr->bnth", mixed, v)
+        return self.o(joined(mixed))  # type: ignore[no-any-return]
+
+
 # ------------------------------------------------------------------------------------------------- outside attention
 
 Act = Callable[[Tensor], Tensor]

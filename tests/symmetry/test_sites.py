@@ -171,6 +171,10 @@ LAYOUTS = {
         ),
         folds=NONE,
     ),
+    "matrices on the left": Site(lambda: Applied(lambda x, w: (w @ x.mT[:, None]).mT), folds=NONE),
+    "one matrix on the left": Site(
+        lambda: Applied(lambda x, w: (w.flatten(0, 1) @ x.mT).unflatten(1, (4, HEAD)).mT), folds=NONE
+    ),
     "tensordot": Site(
         lambda: Applied(lambda x, w: torch.tensordot(x, w, ([2], [2])).transpose(1, 2)), folds=NONE
     ),
@@ -505,6 +509,33 @@ CORES = {
     ),
     "positions through queries and keys": Site(of(_positions_through_both), folds=VALUE_BIAS),
     "positions through keys": Site(of(_positions_through_keys)),
+    # Queries meet a table of each head, and weights one of values: no linear maps, though they are written like some.
+    "tables of positions of each head": Site(
+        of(lambda m, x, q, k, v: attend(q, k, v, torch.einsum("bntd,nsd->bnts", q, m.table)), table=(4, TOKENS, HEAD))
+    ),
+    "tables of positions of each head, multiplied": Site(
+        of(lambda m, x, q, k, v: attend(q, k, v, q @ m.table.mT), table=(4, TOKENS, HEAD))
+    ),
+    "tables of positions of each head, on the left": Site(
+        of(lambda m, x, q, k, v: attend(q, k, v, (m.table @ q.mT).mT), table=(4, TOKENS, HEAD))
+    ),
+    "a learned query on the left of all keys": Site(
+        of(lambda m, x, q, k, v: joined(torch.softmax(m.query @ k.mT, -1) @ v + 0 * q), query=(4, 1, HEAD)),
+    ),
+    # A few keys and values made of those of all tokens: their biases are not the same for all of them.
+    "tokens mapped to a few": Site(
+        of(lambda m, x, q, k, v: attend(q, m.first @ k, m.second @ v), first=(4, TOKENS), second=(4, TOKENS)),
+        folds=NONE,
+    ),
+    "tokens of each head mapped to a few": Site(
+        of(
+            lambda m, x, q, k, v: attend(
+                q, torch.einsum("nrs,bnsd->bnrd", m.first, k), torch.einsum("nrs,bnsd->bnrd", m.second, v)
+            ),
+            first=(4, 4, TOKENS), second=(4, 4, TOKENS),
+        ),
+        folds=NONE,
+    ),
     "two biases of queries": Site(
         of(_two_queries, places=(4 * HEAD, WIDTH), content=(4, HEAD), place=(4, HEAD))
     ),
@@ -865,9 +896,6 @@ UNCLAIMED = {
     ),
     "weights times weights": Site(_through(lambda w: w * w), NONE, NONE, NONE, named=("qk", "vo")),
     "normalised weights": Site(_through(functional.normalize), NONE, NONE, NONE, named=("qk", "vo")),
-    "matrices on the left": Site(
-        lambda: Applied(lambda x, w: (w @ x.mT[:, None]).mT), NONE, folds=NONE, named=("qk",)
-    ),
     "weights of a given length": Site(
         _parametrised(parametrizations.weight_norm, "qkvo"), NONE, NONE, NONE, named=("qk", "vo")
     ),
@@ -1080,10 +1108,9 @@ def test_what_two_softmaxes_mix_is_one_head_where_it_is_normalised_as_one(key_he
     assert verify(model, found, [inputs(1)], each=True).map == found
 
 
-@pytest.mark.parametrize("name", ["matrices on the left", "products that are summed"])
-def test_matrices_that_pass_for_weights_of_norms_are_named_as_found_in_part(name: str) -> None:
+def test_matrices_that_pass_for_weights_of_norms_are_named_as_found_in_part() -> None:
     """Each coordinate of a head can be scaled, which is not all that there is; and so it is of every layer."""
-    found = find_symmetries(Residual(*(SITES[name].module() for _ in range(2))), inputs())
+    found = find_symmetries(Residual(*(SITES["products that are summed"].module() for _ in range(2))), inputs())
     assert groups(found, "qk_norm") == {"GL(1)": 2 * 4 * HEAD}
     assert [text.split(": ")[:2] for text in found.unrecognised] == [[f"parts.{i}.qk", "in part"] for i in range(2)]
 

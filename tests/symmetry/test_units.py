@@ -14,7 +14,20 @@ from torch.nn import functional
 
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.verify import verify
-from tests.symmetry.handmade import WIDTH, Act, Adapted, Chain, Experts, Latent, Mlp, Residual, finder, inputs
+from tests.symmetry.handmade import (
+    HEAD,
+    WIDTH,
+    Absorbed,
+    Act,
+    Adapted,
+    Chain,
+    Experts,
+    Latent,
+    Mlp,
+    Residual,
+    finder,
+    inputs,
+)
 
 UNITS = 20
 ANY, POSITIVE = {"mlp GL(1)": UNITS}, {"mlp GL(1)+": UNITS}
@@ -121,6 +134,24 @@ class Parted(nn.Module):
         return functional.softplus(self.down(self.scale * low)) + torch.cos(other).sum(-1, keepdim=True)
 
 
+class Blocks(nn.Module):
+    """Three maps in a row, the one in the middle a matrix for each of three parts; ``bend`` acts before it."""
+
+    def __init__(self, act: Act = lambda x: x, size: int = 4, *, matrices: bool = False) -> None:
+        super().__init__()
+        self.act, self.matrices = act, matrices
+        self.up, self.down = nn.Linear(WIDTH, 3 * 4), nn.Linear(3 * size, WIDTH)
+        self.blocks = nn.Parameter(torch.zeros(3, 4, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.up(x).unflatten(-1, (3, 4)))
+        if self.matrices:
+            y = (y.transpose(1, 2) @ self.blocks).transpose(1, 2)
+        else:
+            y = torch.einsum("btgi,gij->btgj", y, self.blocks)
+        return self.down(y.flatten(2))  # type: ignore[no-any-return]
+
+
 class Skipping(Mlp):
     """The units are added to before they are read."""
 
@@ -186,6 +217,17 @@ CASES: dict[str, Case] = {
     "two maps in a row, scaled": Case(lambda: Chain(lambda x: -0.5 * x, 6), {"lora GL(6)": 1}),
     "a part of one map, and another in a row": Case(lambda: Parted(first=True), {"lora GL(5)": 1}),
     "the last part of one map, scaled": Case(lambda: Parted(first=False, scale=0.5), {"lora GL(5)": 1}),
+    "a matrix for each part between two maps": Case(Blocks, {"lora GL(4)": 6}),
+    "a matrix for each part between two maps, multiplied": Case(lambda: Blocks(matrices=True), {"lora GL(4)": 6}),
+    "a matrix for each part that writes less than it reads": Case(
+        lambda: Blocks(size=3), {"lora GL(3)": 3, "mlp GL(1)": 12}
+    ),
+    "a matrix for each part that is bent": Case(lambda: Blocks(torch.tanh), {"lora GL(4)": 3}),
+    "a matrix for each part that is normalised": Case(lambda: Blocks(_norm), {"lora GL(4)": 3}),
+    "matrices of keys and values on the other side of a latent": Case(Absorbed, {"lora GL(6)": 8}),
+    "matrices of keys and values on the other side of a latent, multiplied": Case(
+        lambda: Absorbed(matrices=True), {"lora GL(6)": 8}
+    ),
     "an adapter": Case(Adapted, {"lora GL(4)": 1}),
     "an adapter with a norm inside": Case(lambda: Adapted(act=_norm), {}),
     "an adapter with a clamp inside": Case(lambda: Adapted(act=_clamp), {}),
@@ -280,6 +322,26 @@ def test_the_factors_of_an_adapter_are_its_two_maps() -> None:
     g, h = pair.factors(weights)
     assert torch.equal(g[0].mT, weights["parts.0.a.weight"])
     assert torch.equal(h[0], weights["parts.0.b.weight"])
+
+
+@pytest.mark.parametrize("matrices", [False, True])
+def test_what_is_absorbed_has_the_symmetries_of_what_is_not(matrices: bool) -> None:
+    """Keys and values that are computed, and those that are not, give one function of the same weights."""
+    naive, absorbed = Residual(Latent(norm=True)), Residual(Absorbed(matrices=matrices))
+    absorbed.load_state_dict(naive.state_dict())
+    batch = inputs(1)
+    torch.testing.assert_close(absorbed(**batch), naive(**batch), rtol=0, atol=1e-12)
+    found, other = find_symmetries(naive, inputs()), find_symmetries(absorbed, inputs())
+    heads = {(p.group.name, p.copies) for p in found.pairs}
+    assert heads == {(p.group.name, p.copies) for p in other.pairs} == {(f"GL({HEAD})", 4)}
+    assert len(found.pairs) == len(other.pairs) == 2
+    # Moving one along the orbit of the other leaves both as they are.
+    element = other.random_element(absorbed, seed=3, condition=100.0)
+    with torch.no_grad():
+        base = naive(**batch)
+        other.apply(absorbed, element)
+        naive.load_state_dict(absorbed.state_dict())
+        assert float((naive(**batch) - base).norm() / base.norm()) < 1e-11
 
 
 def test_units_of_a_token_mask_that_hides_everything_are_not_claimed_by_accident() -> None:
