@@ -128,6 +128,7 @@ class Cutter(TorchFunctionMode):
                 self._unseen(args)
         elif func in _TIMES:
             self._weighing(args)
+            self._crossing(args)
         elif func in _LOOKUPS:
             tables = (self.trace.parameters.get(id(x)) for x in (*args, *kwargs.values()))
             self.trace.looked_up.update(name for name in tables if name is not None)
@@ -437,6 +438,18 @@ class Cutter(TorchFunctionMode):
         if self.scope:
             self.trace.products.setdefault(self.scope[-1])
         return True
+
+    def _crossing(self, args: Any) -> None:
+        """Notes the module of an outer product of what linear maps wrote, as a state is made of keys and values."""
+        if len(args) != 2 or any(not isinstance(x, Tensor) or not x.requires_grad or x.ndim < 3 for x in args):
+            return
+        sizes = [(m, n) for m, n in zip(reversed(args[0].shape), reversed(args[1].shape), strict=False) if m != n]
+        if not self.scope or not (any(m == 1 for m, _ in sizes) and any(n == 1 for _, n in sizes)):
+            return
+        written, weights = ({id(x.leaf) for x in own} for own in (self.trace.linears, self.trace.softmaxes))
+        behind = [{id(s) for s in self.trace.sources(x)} for x in args]
+        if all(own & written and not own & weights for own in behind):
+            self.trace.products.setdefault(self.scope[-1])
 
     def _unseen(self, args: Any) -> None:
         """Names a module that multiplies something without a graph, next to linear maps that run without one too."""

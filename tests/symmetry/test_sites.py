@@ -1319,6 +1319,15 @@ class Reversible(Projected):
         return super().forward(x)
 
 
+def _recurrent(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Linear attention written as a recurrence, in products entry by entry."""
+    state, mixed = x.new_zeros(*k[:, :, 0].shape, v.shape[-1]), []
+    for token in range(x.shape[1]):
+        state = 0.9 * state + k[:, :, token, :, None] * v[:, :, token, None, :]
+        mixed.append((q[:, :, token, :, None] * state).sum(-2))
+    return joined(torch.stack(mixed, dim=2))
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -1333,9 +1342,13 @@ class Reversible(Projected):
             of(lambda m, x, q, k, v: joined(torch.tanh(q @ (k.mT @ v)))),
             "multiplies what its linear maps write without a softmax",
         ),
+        (of(_recurrent), "multiplies what its linear maps write without a softmax"),
     ],
-    ids=["written out without gradients", "a gate", "a function of its own", "without gradients", "without a softmax"],
-)
+    ids=[
+        "written out without gradients", "a gate", "a function of its own", "without gradients", "without a softmax",
+        "a state, token by token",
+    ],
+)  # fmt: skip
 def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callable[[], nn.Module], reason: str) -> None:
     found = find_symmetries(Residual(nn.Identity(), module()), inputs())
     assert not [p for p in found.pairs if p.kind in ("qk", "vo")]
