@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from torch import nn
 
@@ -73,3 +74,19 @@ def as_written(model: nn.Module) -> Iterator[None]:
             module._compiled_call_impl = implementation
         for modules, name, child in regions:
             modules[name] = child
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Code that was compiled runs as it was written, under its own names, where torch can be told so (2.6 or newer).
+
+    What looks into calls is no code to be compiled along with the model's.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and to import it takes seconds
+        yield
+        return
+    import torch
+
+    stance = getattr(torch.compiler, "set_stance", None)
+    with nullcontext() if stance is None else stance("force_eager"):
+        yield

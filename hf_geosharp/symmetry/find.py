@@ -50,7 +50,7 @@ from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
 from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
-from hf_geosharp.wrappers import check_module
+from hf_geosharp.wrappers import check_module, uncompiled
 
 PRESETS: dict[str, frozenset[str]] = {
     "full": frozenset({"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain"}),
@@ -121,7 +121,10 @@ def find_symmetries(
         with torch.no_grad():
             return output_tensors(call(model, inputs))
 
-    with torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn(), emptied(model, run):
+    with (
+        torch.inference_mode(False), torch.enable_grad(), differentiable(model), the_same_drawn(), emptied(model, run),
+        uncompiled(),
+    ):  # fmt: skip
         try:
             found, conclusive = _find(model, inputs, PRESETS[preset], layouts, alive)
         except (CheckpointError, RuntimeError) as error:

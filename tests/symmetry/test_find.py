@@ -50,6 +50,7 @@ from tests.symmetry.handmade import (
     split,
 )
 from tests.symmetry.handmade import WIDTH as HAND_WIDTH
+from tests.versions import TORCH
 
 
 @pytest.fixture(scope="module")
@@ -873,3 +874,27 @@ def test_a_module_is_run_by_itself_on_what_it_was_given_in_a_container_of_its_ow
     found = find_symmetries(Residual(Packing(pack)), inputs())
     assert found.dimension == plain.dimension > 0
     assert not found.unrecognised
+
+
+def _in_place(module: nn.Module) -> nn.Module:
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.skipif(TORCH < (2, 6), reason="torch can be told to run code as it was written from 2.6 on")
+@pytest.mark.parametrize(
+    "compiled",
+    [_in_place, lambda module: torch.compile(module, backend="eager")],
+    ids=["in place", "in a module around it"],
+)
+def test_a_part_that_is_compiled_is_searched_like_one_that_is_not(compiled: Callable[[nn.Module], nn.Module]) -> None:
+    """What looks into its calls is not compiled along with it."""
+    model = Residual(Projected(), Mlp(torch.relu))
+    plain = find_symmetries(model, inputs())
+    model.parts[0] = compiled(model.parts[0])
+    found = find_symmetries(model, inputs())
+    assert [(p.kind, p.group, p.copies) for p in found.pairs] == [(p.kind, p.group, p.copies) for p in plain.pairs]
+    assert not found.unrecognised
+    base = outputs(model, inputs(1))
+    found.apply(model, found.random_element(model, seed=1, condition=30.0))
+    assert change(model, inputs(1), base) < 1e-11
