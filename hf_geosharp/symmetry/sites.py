@@ -341,14 +341,13 @@ def _key_features(logits: Tensor, ports: Sequence[Port], learned: bool = False) 
 
     def mapped(row: list[Tensor], column: list[Tensor]) -> list[Tensor] | None:
         # Where all keys are mapped to a few, each of those is made of all, and so is a row.
-        counts = [(a, b) for p, a, b in zip(ports, row, column, strict=True) if p.axis is not None]
-        if not any(bool(((a > 0) & (a < b)).any()) for a, b in counts):
-            return None
-        keys = [
-            (a == b) & (b > 1) if p.axis is not None else torch.zeros(p.count, dtype=torch.bool)
-            for p, a, b in zip(ports, row, column, strict=True)
-        ]
-        return keys if any(bool(k.any()) for k in keys) else None
+        whole = torch.autograd.grad(logits, tensors, noise, retain_graph=True, allow_unused=True)
+        every = [_positions(p, g) for p, g in zip(ports, whole, strict=True)]
+        keys = [(a == c) & (b == c) & (c > 1) for a, b, c in zip(row, column, every, strict=True)]
+        queries = [(a < c) & (b == c) for a, b, c in zip(row, column, every, strict=True)]
+        told_apart = all(bool((k | q | (c == 0)).all()) for k, q, c in zip(keys, queries, every, strict=True))
+        asked, answered = (any(bool(x.any()) for x in side) for side in (queries, keys))
+        return keys if told_apart and asked and answered else None
 
     # Where the first key is padding, before the first block say, another one shows which are keys.
     rows = [counted(-2, i) for i in dict.fromkeys((last[0], 0, last[0] // 2))]

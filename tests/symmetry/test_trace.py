@@ -134,6 +134,7 @@ USES: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor], list[
     "einsum with the parameter first": (
         IN, lambda x, w: torch.einsum("oi,bti->bto", w, x), [Slab("parts.0.w", (0,), (1,), (0, 0), IN)]
     ),
+    "the parameter on the left": (IN, lambda x, w: (w @ x.mT).mT, [Slab("parts.0.w", (0,), (1,), (0, 0), IN)]),
     "einsum with operands in a list": (
         IN, lambda x, w: torch.einsum("bti,oi->bto", [x, w]), [Slab("parts.0.w", (0,), (1,), (0, 0), IN)]
     ),
@@ -152,7 +153,6 @@ UNCUT: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]] = {
     "a copy that was cut off": (IN, lambda x, w: x @ w.clone().detach()),
     "a copy with an entry of its own": (IN, lambda x, w: x @ torch.cat([w[:1] * 0 + 1, torch.ones_like(w[1:])])),
     "its square": (IN, lambda x, w: x @ (w * w)),
-    "the parameter on the left": (IN, lambda x, w: (w @ x.mT).mT),
     "an elementwise product": ((WIDTH,), lambda x, w: x * w),
     "a diagonal of it": (IN, lambda x, w: x * w.diagonal()),
     "a convolution of several points": (
