@@ -109,25 +109,44 @@ def _apart(views: Sequence[View]) -> tuple[View, ...]:
     return tuple(replace(v, copies=(*v.copies, *v.dim), dim=()) for v in views)
 
 
-def bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[Fold]:
-    """Key and value biases that may fold."""
+def bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[KeyBias | ValueBias]:
+    """Key and value biases that may fold: each by itself, then all of them at once, which those of streams do."""
     views = pair.h if pair.kind == "qk" else pair.g
+    found = []
     for at, bias in enumerate(views):
         # That of a linear map follows its weight; one that was added in another way may come before.
         beside = (*views[max(0, at - 1) : at], *views[at + 1 : at + 2])
         weight = next((v for v in beside if _is_weight_of(v, bias)), None)
-        if weight is None:
-            continue
-        if pair.kind == "qk":
-            yield KeyBias("", pair.module, bias, weight)
-            continue
-        outputs = {x.bias.parameter: x for s in sites for x in s.outputs if x.bias}
-        if len(outputs) == 1 and len(pair.h) == 1:
-            name, output = next(iter(outputs.items()))
-            assert output.bias is not None
-            if output.bias.start == (0,):
-                out = whole(name, output.outputs)
-                yield ValueBias("", pair.module, bias, pair.h[0], out)
+        if weight is not None:
+            found.append((bias, weight))
+    if not found:
+        return
+    (first, weight), others = found[0], tuple(bias for bias, _ in found[1:])
+    alike = all(bias.shape() == first.shape() for bias in others)
+    if pair.kind == "qk":
+        yield from (KeyBias("", pair.module, *both) for both in found)
+        if others and alike:
+            yield KeyBias("", pair.module, first, weight, others=others)
+        return
+    outs = _outs(pair, sites)
+    if not outs:
+        return
+    if len(outs) == 1:
+        yield from (ValueBias("", pair.module, bias, pair.h[0], outs[0]) for bias, _ in found)
+    if (others or len(outs) > 1) and alike:
+        yield ValueBias(
+            "", pair.module, first, pair.h[0], outs[0], others=others, weights=pair.h[1:], outs=tuple(outs[1:])
+        )
+
+
+def _outs(pair: Pair, sites: Sequence[Attention]) -> list[View]:
+    """The whole bias of each output projection that the second factor is made of; none unless each has its own."""
+    biases: dict[str, View] = {}
+    for x in (x for s in sites for x in s.outputs):
+        if x.bias is not None and x.bias.start == (0,):
+            biases[x.weight.parameter] = whole(x.bias.parameter, x.outputs)
+    outs = [biases[v.parameter] for v in pair.h if v.parameter in biases]
+    return outs if len({v.parameter for v in outs}) == len(pair.h) else []
 
 
 def _is_weight_of(view: View, bias: View) -> bool:

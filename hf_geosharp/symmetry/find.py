@@ -33,7 +33,7 @@ from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.exchange import exchanges, joins
 from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.features import Families
-from hf_geosharp.symmetry.fold import Fold, Gain
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
@@ -183,8 +183,7 @@ def _find(
         trials.holds(f, f.module)  # of those where nothing shows, others that are alike say what they are
     found.biases = [
         replace(f, name=found.names(f.module, f.kind))  # type: ignore[type-var]
-        for f in biases
-        if trials.holds(f, f.module)
+        for f in _held(biases, trials)
     ]
     # In the order of the modules, whatever kind was searched first: the same seed gives the same element.
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}
@@ -214,6 +213,16 @@ def _find(
     # Not claims that failed: the preset does not fold what they need.
     notes, missed = (*notes, *whole.dropped), (*missed, *whole.dropped)
     return replace(whole, dropped=(), unrecognised=notes, missed=missed, limited=limits), trials.conclusive
+
+
+def _held(biases: Sequence[Fold], trials: Trials) -> Iterator[Fold]:
+    """Folds that hold; what folds by itself does not fold with others again."""
+    taken: set[object] = set()
+    for f in biases:
+        own = {v.region for v in f.biases} if isinstance(f, (KeyBias, ValueBias)) else set()
+        if not own & taken and trials.holds(f, f.module):
+            taken |= own
+            yield f
 
 
 def _gains(

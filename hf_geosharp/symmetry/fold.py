@@ -8,7 +8,7 @@ taken (the function stays); what the representative sets to a constant is then n
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -42,12 +42,21 @@ class Fold(Symmetry):
 
 @dataclass(frozen=True)
 class _Bias(Fold):
-    """A bias that can be shifted by any numbers, its ``weight`` being what tells or takes up the shift."""
+    """A bias that can be shifted by any numbers, its ``weight`` being what tells or takes up the shift.
+
+    With ``others``, biases of other streams that the same attention reads, it is a shift of all of them at once.
+    """
 
     name: str
     module: str
     bias: View
     weight: View
+    others: tuple[View, ...] = field(default=(), kw_only=True)
+
+    @property
+    def biases(self) -> tuple[View, ...]:
+        """All that are shifted."""
+        return (self.bias, *self.others)
 
     @property
     def dimension(self) -> int:
@@ -69,8 +78,9 @@ class _Bias(Fold):
 
     def _shift(self, weights: Weights, move: Move) -> None:
         """b += c."""
-        bias = self.bias.of(weights[self.bias.parameter])
-        bias += move["c"].to(bias)
+        for view in self.biases:
+            bias = view.of(weights[view.parameter])
+            bias += move["c"].to(bias)
 
 
 @dataclass(frozen=True)
@@ -81,8 +91,8 @@ class KeyBias(_Bias):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The bias; the weight is read by the control only."""
-        return self.bias.parameter, self.weight.parameter
+        """The biases; the weight is read by the control only."""
+        return tuple(dict.fromkeys(v.parameter for v in (self.bias, self.weight, *self.others)))
 
     def apply(self, weights: Weights, move: Move) -> None:
         """b_K += c."""
@@ -99,36 +109,43 @@ class KeyBias(_Bias):
 
     def canonicalise(self, weights: Weights) -> None:
         """b_K = 0."""
-        self.bias.of(weights[self.bias.parameter]).zero_()
+        bias = self.bias.of(weights[self.bias.parameter])
+        self._shift(weights, {"c": -bias})
+        bias.zero_()
 
 
 @dataclass(frozen=True)
 class ValueBias(_Bias):
     """b_V -> b_V + c, b_O -> b_O - W_O c: attention weights sum to one.
 
-    ``weight`` is W_O as (copies, d, [g,] o), ``out`` is b_O as (o,). What the bias did is in b_O once it is folded.
+    ``weight`` is W_O as (copies, d, [g,] o), ``out`` is b_O as (o,); ``weights`` and ``outs`` are those of further
+    output projections. What the bias did is in b_O once it is folded.
     """
 
     out: View
+    weights: tuple[View, ...] = field(default=(), kw_only=True)
+    outs: tuple[View, ...] = field(default=(), kw_only=True)
     kind: str = "value_bias"
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """b_V, W_O, b_O."""
-        return self.bias.parameter, self.weight.parameter, self.out.parameter
+        views = (self.bias, self.weight, self.out, *self.others, *self.weights, *self.outs)
+        return tuple(dict.fromkeys(v.parameter for v in views))
 
-    def _through(self, weights: Weights, c: Tensor) -> Tensor:
-        """W_O c, (o,)."""
-        weight = self.weight.of(weights[self.weight.parameter])
-        # Heads that share a value head stand as rows; where each has a bias of its own, c has them too.
-        weight = weight.reshape(c.numel(), -1, weight.shape[-1])
-        return (weight * c.to(weight).reshape(-1, 1, 1)).flatten(0, 1).sum(0)
+    def _take_up(self, weights: Weights, c: Tensor) -> None:
+        """b_O -= W_O c."""
+        for view, out in zip((self.weight, *self.weights), (self.out, *self.outs), strict=True):
+            weight = view.of(weights[view.parameter])
+            # Heads that share a value head stand as rows; where each has a bias of its own, c has them too.
+            weight = weight.reshape(c.numel(), -1, weight.shape[-1])
+            own = out.of(weights[out.parameter])
+            own -= (weight * c.to(weight).reshape(-1, 1, 1)).flatten(0, 1).sum(0)
 
     def apply(self, weights: Weights, move: Move) -> None:
         """b_V += c, b_O -= W_O c."""
         self._shift(weights, move)
-        out = self.out.of(weights[self.out.parameter])
-        out -= self._through(weights, move["c"])
+        self._take_up(weights, move["c"])
 
     def break_(self, weights: Weights, move: Move) -> None:
         """b_V += c alone."""
@@ -136,8 +153,8 @@ class ValueBias(_Bias):
 
     def canonicalise(self, weights: Weights) -> None:
         """b_O += W_O b_V, b_V = 0."""
-        bias, out = self.bias.of(weights[self.bias.parameter]), self.out.of(weights[self.out.parameter])
-        out += self._through(weights, bias)
+        bias = self.bias.of(weights[self.bias.parameter])
+        self.apply(weights, {"c": -bias})
         bias.zero_()
 
 

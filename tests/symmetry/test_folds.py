@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Reader, ValueBias
 from hf_geosharp.symmetry.parameters import put, wide_copy
 from hf_geosharp.symmetry.views import View, parse
-from tests.symmetry.handmade import HEAD, WIDTH, Model, Norm, change, inputs, outputs
+from tests.symmetry.handmade import HEAD, WIDTH, Joint, Model, Norm, Residual, change, inputs, outputs
 
 EXACT = 1e-12
 """Relative change of the outputs of a true symmetry in float64: some hundred roundings of 1e-16, times the move."""
@@ -49,13 +49,32 @@ def gain(*, bias: bool = False, reader_bias: bool = True, offset: float = 0.0) -
     return Gain("n", "norm", "norm.weight", "norm.bias" if bias else None, readers, WIDTH, offset)
 
 
-Case = tuple[Fold, Callable[[], Model]]
+def _of_stream(parameter: str, pattern: str, rows: tuple[str, ...]) -> View:
+    sizes = {"n": 4, "h": HEAD, "i": WIDTH, "o": WIDTH}
+    return View.pattern(f"parts.0.{parameter}", parse(pattern), sizes, ("n",), ("h",), rows)
+
+
+def key_biases() -> Fold:
+    first, second = (_of_stream(f"{stream}.1.bias", "(n h)", ()) for stream in ("first", "second"))
+    return KeyBias("k", "parts.0", first, _of_stream("first.1.weight", "(n h) i", ("i",)), others=(second,))
+
+
+def value_biases() -> Fold:
+    first, second = (_of_stream(f"{stream}.2.bias", "(n h)", ()) for stream in ("first", "second"))
+    weights = tuple(_of_stream(f"outs.{k}.weight", "o (n h)", ("o",)) for k in range(2))
+    outs = tuple(View.pattern(f"parts.0.outs.{k}.bias", "o", {"o": WIDTH}, (), (), ("o",)) for k in range(2))
+    return ValueBias("v", "parts.0", first, weights[0], outs[0], others=(second,), weights=weights[1:], outs=outs[1:])
+
+
+Case = tuple[Fold, Callable[[], nn.Module]]
 
 CASES: dict[str, Case] = {
     "key bias": (key_bias(1), Model),
     "key bias, grouped queries": (key_bias(2), lambda: Model(key_heads=2)),
     "value bias": (value_bias(1), Model),
     "value bias, grouped queries": (value_bias(2), lambda: Model(key_heads=2)),
+    "key biases of two streams": (key_biases(), lambda: Residual(Joint())),
+    "value biases of two streams": (value_biases(), lambda: Residual(Joint())),
     "gain": (gain(), Model),
     "gain, no biases at all": (gain(reader_bias=False), lambda: Model(bias=False)),
     "one plus gain": (gain(offset=1.0), lambda: Model(norm=Norm(offset=1.0))),

@@ -15,7 +15,7 @@ from hf_geosharp import score
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.inputs import output_tensors, synthetic
 from hf_geosharp.symmetry.probe import Widened
-from tests.symmetry.handmade import Differential, Normed, Residual, SubNormed, half, inputs
+from tests.symmetry.handmade import Absorbed, Differential, Joint, Normed, Residual, SubNormed, half, inputs
 from tests.symmetry.table import TABLE, Row, unknown
 from tests.symmetry.test_sites import SITES
 
@@ -77,6 +77,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "heads normalised in part": SITES["heads normalised in part"].module,
     "a gate for each head": SITES["a gate for each head"].module,
     "two softmaxes that share values": lambda: Differential(2),
+    "two streams that attend to each other": Joint,
+    "two streams that attend to each other, one of them read": lambda: Joint(both=False),
+    "matrices of keys and values on the other side of a latent": Absorbed,
 }
 
 

@@ -106,6 +106,18 @@ SUB_NORMED = {**KEY_BIAS, "norm_gain": 4 * HEAD}
 # ------------------------------------------------------------------------------------------------------------ layouts
 
 
+class Twice(Projected):
+    """What attention mixes is read by one more map, which is bent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(4 * HEAD, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = attend(*(split(p(x), 4) for p in (self.q, self.k, self.v)))
+        return self.o(mixed) + torch.tanh(self.second(mixed))  # type: ignore[no-any-return]
+
+
 def _unit(x: Tensor) -> Tensor:
     return functional.normalize(x, dim=-1)
 
@@ -188,13 +200,18 @@ LAYOUTS = {
     "nn.MultiheadAttention, crossed": Site(lambda: Torch(cross=True)),
     "nn.MultiheadAttention, narrower keys and values": Site(lambda: Torch(cross=True, kdim=10, vdim=12)),
     "nn.MultiheadAttention, no bias": Site(lambda: Torch(bias=False), folds=NONE),
-    "nn.MultiheadAttention, one more key": Site(lambda: Torch(add_bias_kv=True), folds=NONE),
+    # The one more is a parameter, which can be shifted along with the bias.
+    "nn.MultiheadAttention, one more key": Site(lambda: Torch(add_bias_kv=True)),
     "nn.MultiheadAttention, one more zero": Site(lambda: Torch(add_zero_attn=True), folds=NONE),
     "one parameter in chunks": Site(Chunked),
-    "two streams that attend to each other": Site(lambda: Joint(bias=False), folds=NONE),
-    "two streams that attend to each other, one of them read": Site(
+    # All keys of a query may be shifted at once, and all values: of the biases of the streams one is nothing.
+    "two streams that attend to each other": Site(Joint),
+    "two streams that attend to each other, one of them read": Site(lambda: Joint(both=False)),
+    "two streams that attend to each other, without biases": Site(lambda: Joint(bias=False), folds=NONE),
+    "two streams that attend to each other, one of them read, without biases": Site(
         lambda: Joint(bias=False, both=False), folds=NONE
     ),
+    "values that two maps read": Site(Twice),
     "two streams that attend to each other, queries and keys of length one": Site(
         lambda: Joint(_unit, bias=False), ROTATED, folds=NONE
     ),
