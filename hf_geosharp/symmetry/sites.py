@@ -52,7 +52,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
     readers = _readers(trace)
     for softmax in trace.softmaxes:
         sources = trace.sources(softmax.logits)
-        outputs = readers.get(id(softmax.leaf), ())
+        outputs = _within(softmax, readers.get(id(softmax.leaf), ()))
         used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]
         for output in outputs:
             read = trace.sources(output.source)
@@ -392,6 +392,12 @@ def _readers(trace: Trace) -> dict[int, tuple[Linear, ...]]:
             if id(s) in weights:
                 readers.setdefault(id(s), []).append(linear)
     return {leaf: tuple(own if len(own) <= MAX_OUTPUTS else own[:1]) for leaf, own in readers.items()}
+
+
+def _within(softmax: Softmax, outputs: tuple[Linear, ...]) -> tuple[Linear, ...]:
+    """Those in the module that the first one ran in with the softmax: what reads a stream elsewhere is no output."""
+    scopes = [softmax.scope, *(x.scope for x in outputs[:1])]
+    return tuple(x for x in outputs if common([*scopes, x.scope]) == common(scopes))
 
 
 def _together(forms: Sequence[Couplings]) -> Couplings:

@@ -22,6 +22,7 @@ from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.feature_views import _nested, _regular
 from hf_geosharp.symmetry.find import HIDDEN
 from hf_geosharp.symmetry.verify import verify
+from tests.families import randomise
 from tests.symmetry.handmade import (
     HEAD,
     TOKENS,
@@ -1192,6 +1193,32 @@ def test_a_layer_that_mixes_zeros_has_what_a_layer_that_is_alike_has(first: bool
     assert qk == {f"parts.0.parts.{i}": f"GL({HEAD})" for i in range(2)}
     assert sorted(f.module for f in found.folds if f.kind == "key_bias") == sorted(qk)
     assert not found.unrecognised
+
+
+def test_what_reads_the_stream_elsewhere_is_no_output_of_attention() -> None:
+    """Without output projections all that comes later reads what is mixed; where it is tried stays as small."""
+
+    class Mixing(Projected):
+        def forward(self, x: Tensor) -> Tensor:
+            return attend(*(split(p(x), 4) for p in (self.q, self.k, self.v)))
+
+    class Headed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = Residual(Mixing(), Mixing()), nn.Linear(WIDTH, 3)
+            self.body.head = nn.Identity()
+            self.double().eval()
+            randomise(self, 0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x))  # type: ignore[no-any-return]
+
+    found = find_symmetries(Headed(), inputs())
+    # What the second one mixes the head alone reads.
+    assert [(p.module, p.group.name, p.copies) for p in found.pairs if p.kind == "qk"] == [
+        ("", f"GL({HEAD})", 4),
+        ("body", f"GL({HEAD})", 4),
+    ]
 
 
 def test_keys_and_values_that_two_layers_read_move_for_both() -> None:
