@@ -121,11 +121,12 @@ def bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[KeyBias | Val
             found.append((bias, weight))
     if not found:
         return
-    (first, weight), others = found[0], tuple(bias for bias, _ in found[1:])
-    alike = all(bias.shape() == first.shape() for bias in others)
+    # The others need no weight: one more key may be a parameter.
+    first, weight = found[0]
+    others = tuple(v for v in views if v != first and not _reads(v) and v.shape() == first.shape())
     if pair.kind == "qk":
         yield from (KeyBias("", pair.module, *both) for both in found)
-        if others and alike:
+        if others:
             yield KeyBias("", pair.module, first, weight, others=others)
         return
     outs = _outs(pair, sites)
@@ -133,7 +134,7 @@ def bias_folds(pair: Pair, sites: Sequence[Attention]) -> Iterator[KeyBias | Val
         return
     if len(outs) == 1:
         yield from (ValueBias("", pair.module, bias, pair.h[0], outs[0]) for bias, _ in found)
-    if (others or len(outs) > 1) and alike:
+    if others or len(outs) > 1:
         yield ValueBias(
             "", pair.module, first, pair.h[0], outs[0], others=others, weights=pair.h[1:], outs=tuple(outs[1:])
         )
@@ -152,7 +153,12 @@ def _outs(pair: Pair, sites: Sequence[Attention]) -> list[View]:
 def _is_weight_of(view: View, bias: View) -> bool:
     """Whether it has the rows of a bias, each with what it reads."""
     rows = {axis: size for axis, size in view.sizes.items() if axis[0] != "i"}
-    return any(axis[0] == "i" for axis in view.rows) and rows == bias.sizes
+    return _reads(view) and rows == bias.sizes
+
+
+def _reads(view: View) -> bool:
+    """Whether it has what each feature reads, as weights have and biases do not."""
+    return any(axis[0] == "i" for axis in view.rows)
 
 
 def norm_bias_folds(pair: Pair, traced: Trace) -> Iterator[Fold]:
