@@ -1,10 +1,10 @@
 """Finds kept on disk: what was found on one architecture holds for the next model of it, to be verified anew.
 
 A find depends on the configuration, the code, the parameters' names, shapes and places in memory (some may be one) and
-the versions of the libraries, not on the weights; all of that is in the key. One that misses something is kept for the
-inputs that it was found on alone, and one with claims that were refuted, or in modules of which nothing shows, not at
-all: inputs or weights may be to blame. Files are written under another name and
-moved into place, so that processes may share a folder; what cannot be read counts as not there.
+the versions of the libraries, not on the weights; all of that is in the key. One that misses something, or of which
+claims were refuted, is kept for the inputs that it was found on alone, and one in modules of which nothing shows, on
+weights of zero say, not at all. Files are written under another name and moved into place, so that processes may share
+a folder; what cannot be read counts as not there.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def find_symmetries(
     layouts = layouts_of(layouts)
     inputs = synthetic(model) if inputs is None else inputs
     digest = cache.key(model, preset, inputs, prove) if cached and not layouts and not registered() else None
-    # What is missed may be so on these inputs alone: one token, say.
+    # What is missed or refuted may be so on these inputs alone.
     places = [digest, cache.on(digest, inputs)] if digest else []
     known = next((found for place in places if (found := cache.load(place)) is not None), None)
     if known is not None:
@@ -137,9 +137,9 @@ def find_symmetries(
     # A twin knows one module; what else reads its weights shows on the model alone.
     if prove:
         found = _proved(model, found, inputs)
-    # Nor what a model is refuted on, or nothing shows of: with other weights it may be otherwise.
-    if places and conclusive and not found.dropped:
-        cache.store(places[bool(found.missed)], found)
+    # Where nothing shows, other weights may be enough for more.
+    if places and conclusive:
+        cache.store(places[bool(found.missed or found.dropped)], found)
     return found
 
 
