@@ -53,8 +53,9 @@ def as_linear(module: nn.Module | None) -> LinearMap | None:
     weight = getattr(module, "weight", None)
     if module is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2 or not weight.is_floating_point():
         return None
-    if type(module).forward is nn.Linear.forward:
+    code = getattr(type(module), "forward", None)  # a scripted class has none of its own
+    if code is nn.Linear.forward:
         return LinearMap(module, in_axis=1, out_axis=0)
-    if type(module).forward is Conv1D.forward:
+    if code is Conv1D.forward:
         return LinearMap(module, in_axis=0, out_axis=1)
     return None
