@@ -7,11 +7,14 @@ stay in the graph as they are, with the parameters among what logits are made of
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.events import Open, Trace
 from hf_geosharp.symmetry.features import drawn, only
+from hf_geosharp.symmetry.graph import nodes_behind
 
 _PRODUCTS = ("MmBackward", "BmmBackward", "AddmmBackward", "BaddbmmBackward")
 
@@ -27,19 +30,11 @@ def maps_among(trace: Trace) -> frozenset[int]:
 
 def _first_products(trace: Trace, nodes: set[object]) -> set[object]:
     """Those of some nodes from which logits are made without another product."""
-    found: set[object] = set()
-    seen: set[object] = set()
-    stack = [s.logits.grad_fn for s in trace.softmaxes]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node in nodes:
-            found.add(node)
-        elif not node.name().startswith(_PRODUCTS):
-            stack.extend(n for n, _ in node.next_functions)
-    return found
+
+    def beyond(node: Any) -> bool:
+        return node not in nodes and not node.name().startswith(_PRODUCTS)
+
+    return {node for node in nodes_behind(*(s.logits for s in trace.softmaxes), beyond=beyond) if node in nodes}
 
 
 def _of_features(trace: Trace, product: Open) -> bool:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from hf_geosharp.symmetry.events import Linear, Open, Product, Softmax, Trace
+from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
@@ -572,13 +573,4 @@ def _summed(args: Sequence[Any], operand: int) -> int | None:
 
 def _picked(tensor: Tensor) -> bool:
     """Whether a tensor holds the largest of several, as the logits of chosen experts do."""
-    seen, stack = set(), [tensor.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        if node.name().startswith(("TopkBackward", "SortBackward")):
-            return True
-        seen.add(node)
-        stack.extend(n for n, _ in node.next_functions)
-    return False
+    return any(node.name().startswith(("TopkBackward", "SortBackward")) for node in nodes_behind(tensor))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.recorded import Call
 from hf_geosharp.symmetry.weights import Slab
 
@@ -139,14 +140,8 @@ class Trace:
         found: dict[int, Tensor] = {}
         if tensor.grad_fn is None:
             return [tensor] if tensor.requires_grad else []
-        seen, stack = set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_behind(tensor):
             variable = getattr(node, "variable", None)
             if variable is not None:
                 found[id(variable)] = variable
-            stack.extend(n for n, _ in node.next_functions if n is not None)
         return list(found.values())

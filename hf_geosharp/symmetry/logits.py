@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.symmetry.events import Softmax, Trace
+from hf_geosharp.symmetry.graph import nodes_behind
 
 _PLUS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 
@@ -73,15 +74,11 @@ class Logits:
         if not self._products or not isinstance(tensor, Tensor) or tensor.ndim < 3:
             return False
         # Along the residual stream each would be asked of all that is before it; what is not, no part of it is.
-        seen, stack = set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen or node in self._apart:
-                continue
+        seen = set()
+        for node in nodes_behind(tensor, beyond=lambda node: node not in self._apart):
             if node in self._products:
                 return True
             seen.add(node)
-            stack.extend(n for n, _ in node.next_functions)
         self._apart |= seen
         return False
 
@@ -138,17 +135,12 @@ class Logits:
 
         Parameters, of a decay or a bias, are not computed.
         """
-        found, leaves, seen, stack = set(), False, set(), [tensor.grad_fn]
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        found, leaves = set(), False
+        for node in nodes_behind(tensor, beyond=lambda node: node not in ends):
             if node in ends:
                 found.add(node)
-                continue
-            leaves |= hasattr(node, "variable") and id(node.variable) not in self._trace.parameters
-            stack.extend(n for n, _ in node.next_functions)
+            else:
+                leaves |= hasattr(node, "variable") and id(node.variable) not in self._trace.parameters
         return found, leaves
 
 

@@ -21,6 +21,7 @@ from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings, single
 from hf_geosharp.symmetry.events import Linear, Softmax, Trace
 from hf_geosharp.symmetry.features import Families, Node, Port, drawn, only
+from hf_geosharp.symmetry.graph import nodes_behind
 
 
 @dataclass(eq=False)
@@ -167,14 +168,7 @@ def _bent(trace: Trace, families: Families, product: Tensor, last: Tensor, vo: C
 
 def _behind(tensor: Tensor, nodes: Set[object]) -> set[object]:
     """Those of some nodes of the graph that a tensor is made by."""
-    seen: set[object] = set()
-    stack = [tensor.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack.extend(n for n, _ in node.next_functions)
-    return seen & nodes
+    return {node for node in nodes_behind(tensor) if node in nodes}
 
 
 ONE_SIDED = "its weights come from one side, no query meets a key"
