@@ -34,7 +34,7 @@ demo: $(RUN) ## score the shipped demo model on its shipped data
 test: $(DEV) ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-fast: $(DEV) ## one case of each test that does not take long: three minutes
+test-fast: $(DEV) ## one case of each test that does not take long
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --cases 1
 
 test-oldest: $(OLDEST_DEV) ## the whole test suite with the oldest supported transformers

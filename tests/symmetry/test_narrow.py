@@ -51,7 +51,8 @@ MLP_WIDTH = 96
 
 TYPES = [
     "bert", "gpt2", "t5", "llama", "qwen3", "phi", "mixtral", "minicpm3", "opt", "vit", "bitnet", "whisper",
-    "deberta-v2", "olmo2", "afmoe", "wav2vec2", "esm", "sam_vision_model",
+    "deberta-v2", "olmo2", "afmoe", "wav2vec2", "esm", "sam_vision_model", "blip_vision_model", "canine",
+    "deepseek_v32",
 ]  # fmt: skip
 
 
