@@ -192,9 +192,11 @@ def test_two_processes_print_what_one_prints() -> None:
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_once_and_its_code_is_kept() -> None:
-    code, out, err = score("demo:digits-vit", "--processes", "2", "--text-column", "absent")
-    assert (code, out) == (1, "")
+@pytest.mark.parametrize(("model", "code"), [("demo:vader-bert", 1), ("demo:digits-vit", 2)])
+def test_a_failure_is_told_once_and_its_code_is_kept(model: str, code: int) -> None:
+    """Data without the column fail; a column that the task does not read is a mistake in the command."""
+    found, out, err = score(model, "--processes", "2", "--text-column", "absent")
+    assert (found, out) == (code, "")
     assert err.count("Error: ") == 1
     assert "Traceback" not in err
 
