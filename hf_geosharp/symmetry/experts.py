@@ -2,7 +2,7 @@
 
 An expert is run by itself, on a copy with random weights: a module of its own on what a sibling of its class was called
 with; one of several in the same parameter on the recorded call of them all, with its number and that of the sibling
-exchanged wherever whole numbers choose between them.
+exchanged wherever whole numbers choose between them. So it is with hidden units, and with norms that experts read.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_geosharp.symmetry import narrow
+from hf_geosharp.symmetry.events import Linear, Trace
+from hf_geosharp.symmetry.fold import Reader
+from hf_geosharp.symmetry.narrow import cuts
 from hf_geosharp.symmetry.pairs import Pair
-from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.probe import HOLDS, LARGEST, NOTHING, OF_CONTROL, LocalTwin, Trials, deviation
 from hf_geosharp.symmetry.recorded import Call, mapped
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.units import SCALES
@@ -103,22 +107,194 @@ def _others(
     for place in range(counts.pop()):
         if place == here:
             continue
-        exchanged, changed = _exchanged((call.args, dict(call.kwargs)), here, place)
+        exchanged, changed = _exchanged((call.args, dict(call.kwargs)), {here: place})
         if changed:
             g, h = (tuple(replace(v, start=(place, *v.start[1:])) for v in views) for views in (unit.g, unit.h))
             yield replace(unit, name="", g=g, h=h), Call(*exchanged)
 
 
-def _exchanged(x: Any, first: int, second: int) -> tuple[Any, bool]:
-    """Arguments with two whole numbers exchanged in every tensor of them, and whether there was one to exchange."""
+def _exchanged(x: Any, swaps: Mapping[int, int]) -> tuple[Any, bool]:
+    """Arguments with pairs of whole numbers exchanged in every tensor of them, and whether there was any of those."""
     changed = False
 
     def exchange(v: Any) -> Any:
         nonlocal changed
         if not isinstance(v, Tensor) or v.is_floating_point() or v.is_complex() or v.dtype == torch.bool:
             return v
-        one, other = v == first, v == second
-        changed = changed or bool(one.any())
-        return torch.where(one, second, torch.where(other, first, v)).to(v.dtype)
+        result = v.clone()
+        for first, second in swaps.items():
+            one, other = v == first, v == second
+            changed = changed or bool(one.any())
+            result[one], result[other] = second, first
+        return result
 
     return mapped(x, exchange), changed
+
+
+class Readers:
+    """Who reads a norm beside those experts that were seen to: tried on the others."""
+
+    def __init__(self, model: nn.Module, trace: Trace, names: Mapping[int, str]) -> None:
+        self._modules, self._names, self._trace = dict(model.named_modules()), names, trace
+        self._called = trace.calls.keys() | {n for x in trace.linears for n in x.scope}
+        self._owned = {
+            name: {names[id(p)]: tuple(p.shape) for p in module.parameters() if id(p) in names}
+            for name, module in self._modules.items()
+        }
+
+    def all_of(self, norm: str, readers: Sequence[Reader], uses: Sequence[Linear]) -> tuple[Reader, ...] | None:
+        """The readers of a norm, with those that no token reached; None where one of these may be another.
+
+        ``uses`` are the linear maps that were seen to read it, which are those of the ``readers``.
+        """
+        if not all(self._same_places(module, own) for module, own in self._stacked(readers, uses)):
+            return None
+        more: list[Reader] = []
+        for reading, idle in self._beside(norm, readers):
+            # Where one alone was called nothing says that others would get the same.
+            if len(reading) == 1:
+                return None
+            own = [r for r in readers if r.weight in self._owned[reading[0]]]
+            for module in idle:
+                theirs = [_renamed(r, reading[0], module) for r in own]
+                if not self._reads(reading[0], own, module, theirs):
+                    return None
+                more += theirs
+        return tuple(dict.fromkeys((*readers, *more)))
+
+    def _beside(self, norm: str, readers: Sequence[Reader]) -> Iterator[tuple[list[str], list[str]]]:
+        """Modules with numbers that read the norm, and those beside them, of the same class, that were not called."""
+        reading: dict[str, dict[str, None]] = {}
+        for reader in readers:
+            path = reader.weight.split(".")
+            for n in range(1, len(path)):
+                parent, module = ".".join(path[: n - 1]), ".".join(path[:n])
+                # Of layers each has norms of its own.
+                if path[n - 1][-1:].isdigit() and not f"{norm}.".startswith(f"{module}."):
+                    reading.setdefault(parent, {})[module] = None
+        for parent, modules in reading.items():
+            made = type(self._modules[next(iter(modules))])
+            beside = (f"{parent}.{n}" if parent else n for n in self._modules[parent]._modules if n[-1:].isdigit())
+            idle = [m for m in beside if m not in self._called and type(self._modules.get(m)) is made]
+            if idle:
+                yield list(modules), idle
+
+    def _reads(self, module: str, own: Sequence[Reader], sibling: str, theirs: Sequence[Reader]) -> bool:
+        """Whether a module that was not called reads what one of its class was called with as that does."""
+        here, there = self._owned[module], self._owned[sibling]
+        if any(there.get(b.weight) != here[a.weight] for a, b in zip(own, theirs, strict=True)):
+            return False
+        call = self._trace.calls.get(module)
+        if call is None:
+            return not self._modules[module]._modules  # a linear map, as its class is
+        if max(sum(p.numel() for p in self._modules[m].parameters()) for m in (module, sibling)) > LARGEST:
+            return False
+        try:
+            found = [
+                _told_by(LocalTwin(self._modules[m], call, self._names), call, readers, self._owned[m])
+                for m, readers in ((module, own), (sibling, theirs))
+            ]
+        except Exception:  # its code may raise anything where it is run by itself
+            return False
+        return bool(found[0] & found[1])
+
+    @staticmethod
+    def _stacked(readers: Sequence[Reader], uses: Sequence[Linear]) -> Iterator[tuple[str, list[Linear]]]:
+        """The linear maps of parameters whose first dimension counts experts, by the module in which they ran."""
+        whole = {r.weight for r in readers if r.part is None}
+        found: dict[str, list[Linear]] = {}
+        for x in uses:
+            if 0 not in (*x.weight.out, *x.weight.inner) and x.weight.parameter in whole:
+                found.setdefault(x.scope[-1] if x.scope else "", []).append(x)
+        yield from found.items()
+
+    def _same_places(self, module: str, own: Sequence[Linear]) -> bool:
+        """Whether those places of stacked parameters that were not used read what the others do."""
+        count, seen = own[0].weight.shape[0], sorted({x.weight.start[0] for x in own})
+        missing = sorted(set(range(count)) - set(seen))
+        if not missing:
+            return True
+        readers = [Reader(*key, None) for key in dict.fromkeys((x.weight.parameter, x.weight.inner[0]) for x in own)]
+        call, shapes = self._trace.calls.get(module), self._owned[module]
+        if call is None or any(r.weight not in shapes or shapes[r.weight][0] != count for r in readers):
+            return False
+        for cut in (*cuts(self._trace, module, shapes), narrow.WHOLE):
+            if sum(cut.left(n, shape) for n, shape in shapes.items()) > LARGEST:
+                continue
+            try:
+                twin = LocalTwin(self._modules[module], call, self._names, cut)
+                told = _told_by(twin, call, readers, shapes)
+            except Exception:  # its code may raise anything on so little
+                continue
+            for i in range(0, len(missing), len(seen)):
+                few = missing[i : i + len(seen)]
+                swaps = dict(zip(seen, few, strict=False))
+                (args, kwargs), changed = _exchanged((call.args, dict(call.kwargs)), swaps)
+                told &= _told_by(twin, Call(args, kwargs, call.read), readers, shapes, few) if changed else set()
+            return bool(told)
+        return False
+
+
+def _renamed(reader: Reader, module: str, other: str) -> Reader:
+    """The same reader of another module."""
+
+    def new(name: str) -> str:
+        return f"{other}{name.removeprefix(module)}"
+
+    return replace(reader, weight=new(reader.weight), bias=None if reader.bias is None else new(reader.bias))
+
+
+def _told_by(
+    twin: LocalTwin,
+    call: Call,
+    readers: Sequence[Reader],
+    shapes: Mapping[str, Sequence[int]],
+    felt: Sequence[int] = (),
+) -> set[int]:
+    """Numbers of the arguments that the readers read and nothing else does.
+
+    What such an argument times any numbers, one for each feature, changes, the readers divided by them take back. None
+    where one of the places of the readers that have to be ``felt`` is not used.
+    """
+    first, generator = readers[0], torch.Generator().manual_seed(5)
+    factors = torch.rand(shapes[first.weight][first.in_axis], generator=generator, dtype=torch.float64) + 0.5
+    divided = dict(twin.weights)
+    for r in readers:
+        weight = twin.weights[r.weight]
+        ends = [1] * (weight.ndim - 1 - r.in_axis)
+        divided[r.weight] = weight / factors[: weight.shape[r.in_axis]].to(weight.device).view(-1, *ends)
+    twin.replay(call)
+    base = twin.run(twin.weights)
+    for place in felt:
+        without = {r.weight: twin.weights[r.weight].clone() for r in readers}
+        for weight in without.values():
+            weight[place] = 0
+        if deviation(twin.run({**twin.weights, **without}), base) <= NOTHING:
+            return set()
+    found: set[int] = set()
+    for number, scaled in enumerate(_scaled(call, factors)):
+        twin.replay(scaled)
+        moved, control = (deviation(twin.run(weights), base) for weights in (divided, twin.weights))
+        if moved < min(HOLDS, OF_CONTROL * control):
+            found.add(number)
+    return found
+
+
+def _scaled(call: Call, factors: Tensor) -> Iterator[Call]:
+    """The call with each of those arguments times the factors that have as many features, one after the other."""
+    arguments: list[Tensor] = []
+
+    def note(v: Any) -> Any:
+        if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1 and v.shape[-1] == len(factors):
+            arguments.append(v)
+        return v
+
+    given = call.args, dict(call.kwargs)
+    mapped(given, note)
+    for own in arguments:
+
+        def scale(v: Any, own: Tensor = own) -> Any:
+            return v.double() * factors.to(v.device) if v is own else v
+
+        args, kwargs = mapped(given, scale)
+        yield Call(args, kwargs, call.read)

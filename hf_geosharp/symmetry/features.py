@@ -69,7 +69,9 @@ class Port:
             return torch.zeros(self.count)
         if self.axis is None:
             return gradient.detach().abs().flatten()
-        return gradient.detach().abs().movedim(self.axis, -1).flatten(0, -2).amax(0)
+        rows = gradient.detach().abs().movedim(self.axis, -1).flatten(0, -2)
+        # An expert may be called without a token.
+        return rows.amax(0) if len(rows) else rows.new_zeros(rows.shape[-1])
 
     def sums(self, gradient: Tensor | None) -> Tensor:
         """Sum of the derivative over everything but features, (features,)."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.symmetry.events import Linear, Trace
+from hf_geosharp.symmetry.experts import Readers
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
 from hf_geosharp.symmetry.trace import norm_parameters
@@ -45,6 +46,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             # A map that reads something else too ends the claim.
             if any(_overlap(_rows(x), _rows(other)) for x in mine for other in others):
                 trace.bypassed.add(norm)
+    experts = Readers(model, trace, names)
     for path, module in model.named_modules():
         readers = reads.get(path, [])
         own = norm_parameters(module)
@@ -53,11 +55,40 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
         if any(id(p) not in names for p in own if p is not None):
             continue
         mapped = _readers(readers, private, own[0].shape[0])
-        if mapped is None:
+        if mapped is None or any(_in_blocks(uses[r.weight]) for r in mapped if r.part):
+            continue
+        mapped = experts.all_of(path, mapped, readers)
+        if mapped is None or not private.issuperset(
+            {*(r.weight for r in mapped), *(r.bias or r.weight for r in mapped)}
+        ):
             continue
         gain = _gain(own, path, mapped, names, LocalTwin(module, trace.calls[path], names))
         if gain is not None:
             yield gain
+
+
+def _entries(events: Sequence[Linear]) -> int:
+    """How many entries of a parameter linear maps use."""
+    return sum(n for _, n in {(x.weight.start, x.outputs * x.inputs) for x in events})
+
+
+def _of_one_place(linear: Linear) -> bool:
+    """Whether it is all that a parameter has at one place of its first dimension, which counts experts."""
+    return 0 not in (*linear.weight.out, *linear.weight.inner) and linear.outputs * linear.inputs == math.prod(
+        linear.weight.shape[1:]
+    )
+
+
+def _in_blocks(uses: Sequence[Linear]) -> bool:
+    """Whether some of the equal blocks of a parameter, experts', were not used: they may read the norm, too."""
+    weight, blocks = uses[0].weight, {_rows(x) for x in uses}
+    sizes = {len(rows) for rows in blocks}
+    rest = weight.shape[weight.out[0]] - sum(map(len, blocks))
+    return (
+        rest > 0
+        and len(sizes) == 1
+        and all(n % size == 0 for size in sizes for n in (rest, *(b.start for b in blocks)))
+    )
 
 
 def _rows(linear: Linear) -> range:
@@ -96,8 +127,10 @@ def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | 
     if len(readers) > 1:
         return None
     (reader,) = readers
-    if sum(n for _, n in {(x.weight.start, x.outputs * x.inputs) for x in events}) == math.prod(weight.shape):
+    if _entries(events) == math.prod(weight.shape):
         return reader
+    if all(_of_one_place(x) for x in events):
+        return reader  # of experts, some of which no token has reached: to be tried
     rows = sorted({_rows(x) for x in events}, key=lambda own: own.start)
     if len(weight.shape) != 2 or any(a.stop != b.start for a, b in pairwise(rows)):
         return None

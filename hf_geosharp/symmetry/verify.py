@@ -93,7 +93,9 @@ def verify(
     """
     if not symmetries.symmetries:
         return Verified(symmetries, None, None)
-    with widened(model):
+    # A part of a double model may be single: code that casts it on the way replaces it, under this very pass.
+    double = next(model.parameters()).dtype == torch.float64
+    with widened(model, torch.float64 if double else torch.float32):
         if batches is None:
             batches = example_batches(model, symmetries)
         wide = next(model.parameters()).dtype

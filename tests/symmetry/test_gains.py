@@ -15,7 +15,7 @@ from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import Gain
 from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
-from tests.symmetry.handmade import WIDTH, Norm, Prepared, Projected, Residual, inputs, outputs
+from tests.symmetry.handmade import TOKENS, WIDTH, Norm, Prepared, Projected, Residual, inputs, outputs
 
 Forward = Callable[["Reading", Tensor], Tensor]
 
@@ -119,6 +119,12 @@ def _in_place_relu(m: Reading, x: Tensor) -> Tensor:
     return m.a(functional.relu(m.norm(x), inplace=True))  # type: ignore[no-any-return, operator]
 
 
+def _picked_in_place(m: Reading, x: Tensor) -> Tensor:
+    y = m.norm(x)[:, [0, 2]]
+    y += 1.0
+    return m.a(y).sum(1, keepdim=True)  # type: ignore[no-any-return, operator]
+
+
 def _in_place_shift(m: Reading, x: Tensor) -> Tensor:
     y = m.norm(x)
     y[:, 0] += 1.0
@@ -159,6 +165,28 @@ CASES: dict[str, Case] = {
     "a norm inside a submodule": Case(
         lambda: Reading(lambda m, x: m.a(m.block(x)[0]), a=linear(), block=Block()), {"block.norm": (A,)}
     ),
+    "tokens that are picked": reads(lambda m, x: m.a(m.norm(x)[:, [3, 1, 1]]).sum(1, keepdim=True), A, a=linear),
+    "tokens by a mask": reads(
+        lambda m, x: m.a(m.norm(x)[torch.arange(TOKENS).expand(x.shape[:2]) % 3 == 1]).sum(0), A, a=linear
+    ),
+    "its type alone": reads(lambda m, x: m.a(y := m.norm(x)) + torch.tanh(x).type_as(y).flip(1), A, a=linear),
+    "another type": reads(
+        lambda m, x: m.a(m.norm(x).type(torch.float32).double()) * m.b(m.norm(x).float().type_as(x)),
+        A, B, a=linear, b=linear,
+    ),
+    "its shape alone": reads(lambda m, x: m.a(y := m.norm(x)) + torch.ones_like(y) * y.new_zeros(WIDTH), A, a=linear),
+    "tokens by their number": reads(
+        lambda m, x: m.a(m.norm(x).index_select(1, torch.tensor([4, 2]))).sum(1, keepdim=True), A, a=linear
+    ),
+    "tokens several times": reads(
+        lambda m, x: m.a(m.norm(x).repeat_interleave(2, dim=1)).cumsum(1)[:, ::2], A, a=linear
+    ),
+    "features that are picked": reads(
+        lambda m, x: m.a(m.norm(x)[..., torch.arange(WIDTH).flip(0)]), a=linear
+    ),
+    "features turned around": reads(lambda m, x: m.a(m.norm(x).flip(-1)), a=linear),
+    "features that roll": reads(lambda m, x: m.a(m.norm(x).roll((1, 1), dims=(1, 2))), a=linear),
+    "picked tokens in place": reads(_picked_in_place, a=linear),
     "put together with something else": reads(
         lambda m, x: m.a(y := m.norm(x)) + sum(m.b(torch.cat([y, x])).chunk(2)), a=linear, b=linear
     ),
