@@ -213,7 +213,10 @@ class Cutter(TorchFunctionMode):
             for y in (result,) if isinstance(result, Tensor) else result:
                 if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
                     continue
-                if func in _COPIES or (func in _MOVES and _moves_rows(func, args, kwargs, x)):
+                times = func in _TIMES and _times_rows(args, x)
+                if times:
+                    self.trace.scaled.add(norm)
+                if times or func in _COPIES or (func in _MOVES and _moves_rows(func, args, kwargs, x)):
                     self.alive.append(y)
                     self.trace.norms[y.untyped_storage().data_ptr()] = norm
                 elif y.is_floating_point():
@@ -581,6 +584,17 @@ def _moves_rows(func: Any, args: Any, kwargs: Any, x: Tensor) -> bool:
     with torch.no_grad():
         moved = func(*args, **kwargs)
     return bool(moved.ndim and moved.shape[-1] == len(places) and (moved == places).all())
+
+
+def _times_rows(args: Sequence[Any], x: Tensor) -> bool:
+    """Whether each row of ``x`` is multiplied by one number."""
+    other = [y for y in args if y is not x]
+    if len(args) != 2 or len(other) != 1 or x.stride(-1) != 1:
+        return False
+    factor = other[0]
+    if isinstance(factor, Tensor):
+        return factor.ndim == 0 or (factor.shape[-1] == 1 and factor.ndim <= x.ndim)
+    return isinstance(factor, (int, float))
 
 
 def _turned(x: Tensor | None) -> Tensor | None:

@@ -82,6 +82,8 @@ class Trace:
     """The second parameter of each module that has just two, of one shape, as norms have, by its first."""
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
+    scaled: set[str] = field(default_factory=set)
+    """Norms whose rows are multiplied by a number each before something reads them: a bias would be, too."""
     looked_up: set[str] = field(default_factory=set)
     """Parameters of which rows are looked up, as an embedding does."""
     mixing: set[int] = field(default_factory=set)

@@ -52,7 +52,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
         own = norm_parameters(module)
         if not readers or path in trace.bypassed or own is None or path not in trace.calls:
             continue
-        if any(id(p) not in names for p in own if p is not None):
+        if any(id(p) not in names for p in own if p is not None) or (path in trace.scaled and own[1] is not None):
             continue
         mapped = _readers(readers, private, own[0].shape[0])
         if mapped is None or any(_in_blocks(uses[r.weight]) for r in mapped if r.part):

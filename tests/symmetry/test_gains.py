@@ -169,6 +169,13 @@ CASES: dict[str, Case] = {
     "tokens by a mask": reads(
         lambda m, x: m.a(m.norm(x)[torch.arange(TOKENS).expand(x.shape[:2]) % 3 == 1]).sum(0), A, a=linear
     ),
+    "times a number": reads(lambda m, x: m.a(m.norm(x) * 0.5) + m.b(2 * m.norm(x)), A, B, a=linear, b=linear),
+    "rows times numbers": reads(lambda m, x: m.a(m.norm(x) * x.sigmoid().mean(-1, keepdim=True)), A, a=linear),
+    "rows times numbers made of themselves": reads(
+        lambda m, x: m.a(m.norm(x) * torch.sigmoid(m.b(m.norm(x)))), B, A, a=linear, b=lambda: nn.Linear(WIDTH, 1)
+    ),
+    "features times numbers": reads(lambda m, x: m.a(m.norm(x) * x.sigmoid()), a=linear),
+    "a row of numbers for each": reads(lambda m, x: m.a(m.norm(x)[:, :1] * x.mean(-1, keepdim=True)), A, a=linear),
     "its type alone": reads(lambda m, x: m.a(y := m.norm(x)) + torch.tanh(x).type_as(y).flip(1), A, a=linear),
     "another type": reads(
         lambda m, x: m.a(m.norm(x).type(torch.float32).double()) * m.b(m.norm(x).float().type_as(x)),
@@ -267,6 +274,13 @@ def test_every_gain_found_holds_on_the_model(name: str) -> None:
     proof = verify(model, found, [inputs(1), inputs(2)], each=True)
     assert proof.map == found
     assert all((c.deviation or 0.0) < 1e-12 and (c.control or 0.0) > 1e-4 for c in proof.claims)
+
+
+def test_a_norm_with_a_bias_whose_rows_are_multiplied_does_not_fold() -> None:
+    """Half of its bias would have to be added."""
+    for bias in (False, True):
+        model = Reading(lambda m, x: m.a(m.norm(x) * 0.5), Norm(bias=bias), a=linear())  # type: ignore[operator]
+        assert len(gains(find_symmetries(model, inputs(), prove=False))) == (not bias)
 
 
 def test_a_norm_whose_output_the_model_returns_too_does_not_fold() -> None:
