@@ -12,6 +12,11 @@ from overshooting: where a point turns out lower it is raised until m would have
 keeps its word. As σ falls the maximum may leap across the ball, to where nothing is known; so no step is much longer
 than the last one that raised the loss, or as long as one that did not.
 
+Steps get short at a maximum, but also near a saddle of the loss on the sphere, and where it is flat along the sphere.
+From there it may go up a hundred thousandfold, once steps have found out: each can be several times as long as the one
+before. So the climb goes on where the model bends along the sphere by nearly as much as a maximum allows. To know that
+takes no pass, and no vector.
+
 A step is one forward pass and, where it raises the loss, one backward pass; the climb ends when it has
 :func:`settled`. It holds four tangent vectors (c, g, the last step and the change of the gradient over it) beside the
 point that is evaluated. In a large space that one is not kept: whoever evaluates it gets what it is made of. Once its
@@ -50,24 +55,38 @@ SURE = 0.1
 SLOPE = 5e-3
 """Share of the rise that the slope alone may promise in the ball where a climb ends."""
 
+FLAT = 0.65
+"""Share of the multiplier up to which a loss that bends along the sphere is like a maximum; beyond 1 it is none."""
+
 KEPT = 1 << 22
 """Coordinates of a space up to which the point that is evaluated is kept: it takes less time."""
 
 
-def settled(rises: Sequence[float], promise: float, noise: float, slope: float = 0.0) -> bool:
-    """Whether the last two steps brought, and the next one promises, at most TOLERANCE of the rise (or rounding).
+def settled(
+    rises: Sequence[float], promise: float, noise: float, slope: float = 0.0, bend: float = 0.0, *, last: bool = False
+) -> bool:
+    """Whether the steps have become short, the next one promises next to nothing, and the point is like a maximum.
 
-    The last step alone will do if it raised the loss and the next one promises but SURE of that. Nothing will do where
-    the slope would raise the loss by more than SLOPE of the rise on the way across the ball: where the steps have
-    become short because the loss is rough, they bring little on a hillside, too. ``rises`` is the best rise before the
-    first step and after each one.
+    Short: the last two steps brought at most TOLERANCE of the rise (or rounding), and the next one promises no more;
+    the last step alone will do if it raised the loss and the next one promises but SURE of that. Like a maximum: the
+    loss bends by at most FLAT along the sphere; near a saddle steps are short, however far up it goes from there.
+    Where there is no other step (``last``), one of the two will do: short steps unless it is a saddle, or a maximum
+    that the next step promises to be as high as. Nothing will do where the slope would raise the loss by more than
+    SLOPE of the rise on the way across the ball: where the steps have become short because the loss is rough, they
+    bring little on a hillside, too.
+
+    ``rises`` is the best rise before the first step and after each one.
     """
     if len(rises) <= 3 or slope > max(SLOPE * abs(rises[-1]), noise):
         return False
     least, next_to_nothing = (max(share * abs(rises[-1]), noise) for share in (TOLERANCE, SURE * TOLERANCE))
-    if 0 < rises[-1] - rises[-2] <= least and promise <= next_to_nothing:
-        return True
-    return rises[-1] - rises[-3] <= least and promise <= least
+    if promise > least:
+        return False
+    sure = 0 < rises[-1] - rises[-2] <= least and promise <= next_to_nothing
+    short = sure or rises[-1] - rises[-3] <= least
+    if last:
+        return bend <= (1 if short else FLAT)
+    return short and bend <= FLAT
 
 
 def secant(
@@ -120,7 +139,7 @@ def secant(
     """Without points that had no finite loss: of them nothing follows."""
     for k in range(1, steps + 1):
         promise = walk.plan()
-        done = settled(counted, promise, walk.noise, walk.slope)
+        done = settled(counted, promise, walk.noise, walk.slope, walk.bend, last=k == steps)
         point = None if done else walk.next(promise, generator)
         if point is None:
             return Climb(walk.u, walk.loss - base, base, tuple(history), walk.finite, "converged")
@@ -190,6 +209,11 @@ class _Walk:
             return 0.0
         center, slope = self._model.center, self._model.slope
         return float(self.rho * np.linalg.norm(slope) - center @ slope)
+
+    @property
+    def bend(self) -> float:
+        """How much the model bends along the sphere, as a share of what a maximum allows; after :meth:`plan`."""
+        return 0.0 if self._model is None else self._model.bend(self.rho)
 
     def plan(self) -> float:
         """Finds where to go; returns what the model promises at its maximum, also where that is too far for a step.

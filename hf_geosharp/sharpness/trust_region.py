@@ -25,6 +25,9 @@ TIE = 1e-3
 SAME = 1e-9
 """Relative difference of eigenvalues up to which they are one."""
 
+ON_SPHERE = 1e-3
+"""Relative distance from the sphere up to which a point lies on it."""
+
 HALVINGS = 30
 """Of an interval of σ, to find the step that is not too long."""
 
@@ -120,6 +123,24 @@ class Quadratic:
         """What it promises of the step to z, without σ, and the length of that step."""
         step = z - self.center
         return float(self.slope @ step + step @ self.hessian @ step / 2), _norm(step)
+
+    def bend(self, rho: float) -> float:
+        """Its largest curvature along the sphere of radius rho, as a share of the multiplier; 0 inside the ball.
+
+        The slope presses the center against the sphere by the multiplier ⟨slope, center⟩/rho², which is what the sphere
+        takes off every curvature along it. So a maximum has at most 1 (the second-order condition of Moré and Sorensen,
+        1983), a saddle more, and where it is nearly 1 the loss is flat. Infinite where nothing presses.
+        """
+        size = _norm(self.center)
+        if size < (1 - ON_SPHERE) * rho:
+            return 0.0
+        outwards = self.center / size
+        across = np.eye(len(outwards)) - outwards[:, None] * outwards
+        top = float(np.linalg.eigvalsh(across @ self.hessian @ across)[-1])
+        multiplier = float(self.slope @ outwards) / size
+        if not top > 0:
+            return 0.0
+        return top / multiplier if multiplier > 0 else math.inf
 
     def recipe(self, z: Array, inside: float) -> Recipe:
         """The tangent vector with these coordinates, or as much of it as is not longer than ``inside``."""

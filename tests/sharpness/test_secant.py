@@ -17,7 +17,7 @@ from hf_geosharp import score
 from hf_geosharp.geometry.metrics import PAIR_METRICS
 from hf_geosharp.geometry.space import Part, Recipe, Space, Tangent, Vector
 from hf_geosharp.sharpness.ascent import Climb, Wanted, auto_pgd, inside, is_wanted
-from hf_geosharp.sharpness.secant import GROW, SHRINK, SLOPE, SURE, TOLERANCE, _Walk, secant, settled
+from hf_geosharp.sharpness.secant import FLAT, GROW, SHRINK, SLOPE, SURE, TOLERANCE, _Walk, secant, settled
 from tests.sharpness.test_ascent import Counted, like, plain_space, quadratic
 from tests.sharpness.test_ascent import largest_in_ball as by_the_secular_equation
 from tests.sharpness.tiny import bert, bert_batches, gpt2, gpt2_batches
@@ -610,6 +610,67 @@ def test_nothing_is_settled_on_a_hillside() -> None:
     assert settled(rises, 0.0, 0.0, 0.9 * SLOPE)
     assert not settled(rises, 0.0, 0.0, 1.1 * SLOPE)
     assert settled(rises, 0.0, 1.2 * SLOPE, 1.1 * SLOPE)  # as far as rounding does not make it
+
+
+def test_near_a_saddle_short_steps_are_no_evidence() -> None:
+    rises = [0.0, 1.0, 1.0, 1.0]
+    assert settled(rises, 0.0, 0.0, bend=0.9 * FLAT)
+    assert not settled(rises, 0.0, 0.0, bend=1.1 * FLAT)
+    assert not settled([0.0, 0.5, 0.9999, 1.0], 0.0, 0.0, bend=1.1 * FLAT)
+
+
+def test_asked_for_the_last_time_one_evidence_will_do() -> None:
+    little, much = 0.9 * TOLERANCE, 1.1 * TOLERANCE
+    short, long = [0.0, 1.0, 1.0, 1.0], [0.0, 0.8, 0.9, 1.0]
+    assert settled(short, little, 0.0, bend=0.99, last=True)
+    assert not settled(short, little, 0.0, bend=1.01, last=True)  # a saddle
+    assert not settled(short, little, 0.0, 1.1 * SLOPE, last=True)
+    assert settled(long, little, 0.0, bend=0.9 * FLAT, last=True)
+    assert not settled(long, little, 0.0, bend=0.9 * FLAT)
+    assert not settled(long, little, 0.0, bend=1.1 * FLAT, last=True)
+    assert not settled(long, much, 0.0, last=True)
+
+
+@pytest.mark.parametrize("lead", [1e-4, 3e-4])
+@pytest.mark.parametrize("curvature", [0.95, 1.0, 1.02])
+def test_it_leaves_where_it_is_flat_along_the_sphere(
+    curvature: float, lead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around (1, 0) steps raise the loss by a millionth; on the other side of the bottleneck it is 3.5 times as high.
+
+    On the circle (cos t, sin t) it is cos t + lead sin t + curvature sin² t / 2 + 3 sin³ t. A climb that does not ask
+    how the loss bends along the sphere ends after three steps.
+    """
+
+    def f(u: Tensor) -> Tensor:
+        return u[0] + lead * u[1] + curvature / 2 * u[1] ** 2 + 3 * u[1] ** 3
+
+    t = torch.linspace(0, 2 * math.pi, 100_001, dtype=torch.float64)
+    best = float(f(torch.stack([t.cos(), t.sin()])).max())
+    climb = secant(plain_space(6), Counted(f), 1.0, 20)
+    assert climb.rise == pytest.approx(best, rel=TOLERANCE)
+    assert climb.stopped == "converged"
+    assert climb.steps <= 15
+    monkeypatch.setattr("hf_geosharp.sharpness.secant.FLAT", math.inf)
+    monkeypatch.setattr(_Walk, "bend", 0.0)
+    without = secant(plain_space(6), Counted(f), 1.0, 20)
+    assert without.rise < 1.01
+    assert without.steps == 3
+
+
+def test_most_quadratics_cost_no_step_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those do whose maximum is flat along the sphere; what is gained there is next to nothing."""
+    problems = [quadratic(seed, 12, slope=slope) for seed in range(10) for slope in (1.0, 0.2)]
+
+    def steps() -> list[int]:
+        space = plain_space(12)
+        return [secant(space, Counted(lambda u, h=h, g=g: g @ u + 0.5 * u @ h @ u), 0.7, 20).steps for h, g in problems]
+
+    with_it = steps()
+    monkeypatch.setattr(_Walk, "bend", 0.0)
+    without = steps()
+    assert all(a >= b for a, b in zip(with_it, without, strict=True))
+    assert sum(a == b for a, b in zip(with_it, without, strict=True)) >= len(problems) / 2
 
 
 def test_the_slope_of_a_point_is_what_it_promises_at_the_far_side_of_the_ball() -> None:

@@ -128,6 +128,38 @@ def test_where_only_a_leap_is_better_a_step_goes_some_of_the_way() -> None:
     assert norm(z) <= 1.0
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("rho", [0.1, 2.0])
+def test_how_much_it_bends_along_the_sphere_is_its_second_derivative_on_great_circles(seed: int, rho: float) -> None:
+    """Over 20,000 circles through the center; a slope that presses outwards leaves it that much less curvature."""
+    generator = torch.Generator().manual_seed(seed)
+    center, slope, s, y = torch.randn(4, 6, generator=generator, dtype=torch.float64).numpy()
+    center *= rho / norm(center)
+    slope += (3 - slope @ center / rho) * center / rho
+    model = model_around(center, slope, s, 0.3 * y)
+    ways = torch.randn(20_000, len(model.center), generator=generator, dtype=torch.float64).numpy()
+    ways -= (ways @ model.center)[:, None] * model.center / rho**2
+    ways *= rho / np.linalg.norm(ways, axis=1, keepdims=True)
+    small = 1e-3
+    gains = []
+    for t in (-small, small):
+        steps = (math.cos(t) - 1) * model.center + math.sin(t) * ways
+        gains.append(steps @ model.slope + ((steps @ model.hessian) * steps).sum(1) / 2)
+    second = float(((gains[0] + gains[1]) / small**2).max())
+    press = float(model.slope @ model.center)
+    assert press == pytest.approx(3 * rho)
+    assert press * (model.bend(rho) - 1) == pytest.approx(second, rel=0.02, abs=0.02 * press)
+
+
+def test_it_bends_by_nothing_inside_the_ball_and_without_end_where_no_slope_presses_outwards() -> None:
+    center, s = np.eye(4)[:2]
+    assert model_around(center, center, s, 5 * s).bend(1.0) == pytest.approx(5)
+    assert model_around(center, center, s, 5 * s).bend(2.0) == 0
+    assert model_around(center, center, s, -5 * s).bend(1.0) == 0
+    assert model_around(center, -center, s, 5 * s).bend(1.0) == math.inf
+    assert model_around(0 * center, center, s, 5 * s).bend(1.0) == 0
+
+
 def test_products_that_are_no_numbers_say_nothing() -> None:
     u = (Tangent((torch.ones(2),)),) * 4
     gram = np.array([[1.0, 0.5, 1, 1], [0.5, 1, 1, np.inf], [1, 1, 1, np.nan], [1, np.inf, np.nan, np.inf]])
