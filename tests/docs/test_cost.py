@@ -25,14 +25,14 @@ def test_the_figures_of_the_ascent_are_those_that_were_measured() -> None:
         f"the default search takes {auto['median_passes']:g} passes over a batch at the median and "
         f"{auto['p90_passes']:g} at the 90th percentile; in {within(auto, 1)} of {auto['cells']} cells it ends within "
         f"1 % of the best of 60 steps of Auto-PGD, in {within(auto, 3)} within 3 %. Of 20 steps of Auto-PGD it is "
-        f"{within(reference, 1)} and {within(reference, 3)} cells, of the secant ascent alone {within(secant, 1)} and "
-        f"{within(secant, 3)}. {len(rough)} of the balls are rough, most of them at the largest radii; there the search "
-        f"takes {sum(rough) / len(rough):.0f} passes, and {auto['mean_passes']:.0f} on average over all cells (secant alone "
-        f"{secant['mean_passes']:.1f})"
+        f"{within(reference, 1)} and {within(reference, 3)} cells, of the secant ascent alone {within(secant, 1)} "
+        f"and {within(secant, 3)}. {len(rough)} of the balls are rough, most of them at the largest radii; there the "
+        f"search takes {sum(rough) / len(rough):.0f} passes, and {auto['mean_passes']:.0f} on average over all cells "
+        f"(secant alone {secant['mean_passes']:.1f})"
     ) in text
     assert (
-        f"In the {auto['below_97']} cells that fall short by more than 3 % the ascent settles on a lower peak; the least "
-        f"finds {100 * auto['min_ratio']:.0f} %."
+        f"In the {auto['below_97']} cells that fall short by more than 3 % the ascent settles on a lower peak; the "
+        f"least finds {100 * auto['min_ratio']:.0f} %."
     ) in text
 
 
