@@ -19,7 +19,7 @@ from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
-from hf_geosharp.symmetry.recorded import mapped
+from hf_geosharp.symmetry.rows import COPIES, LIKE, features_of, keeps_apart
 from hf_geosharp.symmetry.weights import Part, Weights
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
@@ -51,24 +51,6 @@ _SETTINGS = (bool, int, float, str, torch.dtype)
 _IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 _LOOKUPS = {functional.embedding, functional.embedding_bag}
-
-_COPIES = {
-    Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.clone, torch.clone,
-    Tensor.to, Tensor.type_as, Tensor.type, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
-}  # fmt: skip
-
-_MOVES = {
-    Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, torch.take_along_dim,
-    Tensor.take_along_dim, torch.repeat_interleave, Tensor.repeat_interleave, Tensor.repeat, torch.tile, Tensor.tile,
-    torch.flip, Tensor.flip, torch.roll, Tensor.roll, torch.cat, torch.concat, torch.stack,
-}  # fmt: skip
-"""What may pick, repeat or put together rows: those of an expert's tokens, say."""
-
-_LIKE = {
-    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
-    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor,
-}  # fmt: skip
-"""What reads the shape and the type of a tensor, but none of its numbers."""
 
 _HANDED_ON = {Tensor.detach, Tensor.view, Tensor.transpose, torch.transpose, Tensor.permute, torch.permute}
 """With copies, what one does with keys and values to hand them on."""
@@ -103,7 +85,7 @@ class Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
-        handed_on = func in _COPIES or func in _HANDED_ON
+        handed_on = func in COPIES or func in _HANDED_ON
         if not handed_on and getattr(func, "__name__", "") != "__get__":  # a shape or a type is no number
             self.trace.read((*args, *kwargs.values()))
         result = self._called(func, args, kwargs)
@@ -202,10 +184,12 @@ class Cutter(TorchFunctionMode):
             norm = self.trace.norm_of(changed) if isinstance(changed, Tensor) else None
             if norm is not None:
                 self.trace.bypassed.add(norm)
-        if not isinstance(result, (Tensor, tuple, list)) or func in _LIKE:
+        if name == "__setitem__":
+            result = args[0]  # what has been written to
+        if not isinstance(result, (Tensor, tuple, list)) or func in LIKE:
             return
         # Of a tensor that a copy is like, nothing but the type is read.
-        given = args[:1] if func in _COPIES else (*args, *kwargs.values())
+        given = args[:1] if func in COPIES else (*args, *kwargs.values())
         for x in (*given, *(x for several in given if isinstance(several, (list, tuple)) for x in several)):
             norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
             if norm is None:
@@ -213,14 +197,25 @@ class Cutter(TorchFunctionMode):
             for y in (result,) if isinstance(result, Tensor) else result:
                 if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
                     continue
-                times = func in _TIMES and _times_rows(args, x)
-                if times:
-                    self.trace.scaled.add(norm)
-                if times or func in _COPIES or (func in _MOVES and _moves_rows(func, args, kwargs, x)):
-                    self.alive.append(y)
-                    self.trace.norms[y.untyped_storage().data_ptr()] = norm
-                elif y.is_floating_point():
+                if not self._carry(func, args, kwargs, x, y) and y.is_floating_point():
                     self.trace.bypassed.add(norm)
+
+    def _carry(self, func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
+        """Notes a result whose features are those of what a norm wrote; returns whether they are."""
+        norm, place = self.trace.norm_of(x), self.trace.features.get(x.untyped_storage().data_ptr())
+        axis = None if place is None else features_of(x, *place)
+        found = None if axis is None else keeps_apart(func, args, kwargs, x, axis)
+        if norm is None or (found is None and func not in COPIES):
+            return False
+        self.alive.append(y)
+        memory = y.untyped_storage().data_ptr()
+        self.trace.norms[memory] = norm
+        self.trace.features.pop(memory, None)
+        if found is not None and place is not None:
+            self.trace.features[memory] = place[0], y.stride(found[0])
+            if not found[1]:
+                self.trace.scaled.add(norm)
+        return True
 
     # ------------------------------------------------------------------------------------------------------- cuts
 
@@ -573,28 +568,6 @@ class Cutter(TorchFunctionMode):
             self.trace.linears.append(event)
         else:
             self.trace.softmaxes.append(event)
-
-
-def _moves_rows(func: Any, args: Any, kwargs: Any, x: Tensor) -> bool:
-    """Whether a call moves rows of ``x`` as they are: each number of a row stays at its place in the last axis."""
-    if not x.ndim or x.stride(-1) != 1:
-        return False  # what a norm has written lies so; of what is turned, the last axis is another
-    places = torch.arange(x.shape[-1], device=x.device, dtype=torch.float32)
-    args, kwargs = mapped((tuple(args), dict(kwargs)), lambda v: places.expand(x.shape) if v is x else v)
-    with torch.no_grad():
-        moved = func(*args, **kwargs)
-    return bool(moved.ndim and moved.shape[-1] == len(places) and (moved == places).all())
-
-
-def _times_rows(args: Sequence[Any], x: Tensor) -> bool:
-    """Whether each row of ``x`` is multiplied by one number."""
-    other = [y for y in args if y is not x]
-    if len(args) != 2 or len(other) != 1 or x.stride(-1) != 1:
-        return False
-    factor = other[0]
-    if isinstance(factor, Tensor):
-        return factor.ndim == 0 or (factor.shape[-1] == 1 and factor.ndim <= x.ndim)
-    return isinstance(factor, (int, float))
 
 
 def _turned(x: Tensor | None) -> Tensor | None:

@@ -76,6 +76,8 @@ class Trace:
     parameters: dict[int, str] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)
     """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
+    features: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of the same storage how many features a row has, and how far apart they lie; where that is known."""
     before_norm: dict[str, tuple[Tensor, str, str]] = field(default_factory=dict)
     """What each of them read, with its graph, the name of its vector of weights, and that of its bias or ""."""
     biases: dict[str, str] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Trace:
     bypassed: set[str] = field(default_factory=set)
     """Norms of which something else than a linear map reads the output."""
     scaled: set[str] = field(default_factory=set)
-    """Norms whose rows are multiplied by a number each before something reads them: a bias would be, too."""
+    """Norms whose rows are multiplied or summed before something reads them: a bias would be, too."""
     looked_up: set[str] = field(default_factory=set)
     """Parameters of which rows are looked up, as an embedding does."""
     mixing: set[int] = field(default_factory=set)

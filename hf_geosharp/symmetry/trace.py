@@ -130,7 +130,10 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
         if own is not None and isinstance(output, Tensor):
             with torch._C.DisableTorchFunction():
                 cutter.alive.append(output)
-                result.norms[output.untyped_storage().data_ptr()] = name
+                memory = output.untyped_storage().data_ptr()
+                result.norms[memory] = name
+                if output.ndim and output.shape[-1] == len(own[0]):
+                    result.features[memory] = len(own[0]), output.stride(-1)
                 gain = result.parameters.get(id(own[0]))
                 if gain is not None and args and isinstance(args[0], Tensor):
                     bias = result.parameters.get(id(own[1]), "")

@@ -125,6 +125,18 @@ def _picked_in_place(m: Reading, x: Tensor) -> Tensor:
     return m.a(y).sum(1, keepdim=True)  # type: ignore[no-any-return, operator]
 
 
+def _written(m: Reading, x: Tensor) -> Tensor:
+    y, kept = m.norm(x), torch.zeros_like(x)
+    kept[:, 1:] = y[:, 1:]
+    return m.a(y) + torch.tanh(kept)  # type: ignore[no-any-return, operator]
+
+
+def _written_for_a_map(m: Reading, x: Tensor) -> Tensor:
+    y, kept = m.norm(x), torch.ones_like(x)
+    kept[:, 1:] = y[:, 1:]
+    return m.a(y) + m.b(kept)  # type: ignore[no-any-return, operator]
+
+
 def _in_place_shift(m: Reading, x: Tensor) -> Tensor:
     y = m.norm(x)
     y[:, 0] += 1.0
@@ -174,7 +186,42 @@ CASES: dict[str, Case] = {
     "rows times numbers made of themselves": reads(
         lambda m, x: m.a(m.norm(x) * torch.sigmoid(m.b(m.norm(x)))), B, A, a=linear, b=lambda: nn.Linear(WIDTH, 1)
     ),
-    "features times numbers": reads(lambda m, x: m.a(m.norm(x) * x.sigmoid()), a=linear),
+    "features times numbers": reads(lambda m, x: m.a(m.norm(x) * x.sigmoid()), A, a=linear),
+    "divided": reads(lambda m, x: m.a(m.norm(x) / (1 + x * x)), A, a=linear),
+    "what it divides": reads(lambda m, x: m.a(x / (3 + m.norm(x).square())), a=linear),
+    "what it divides, as it is": reads(lambda m, x: m.a(x / m.norm(x)), a=linear),
+    "times itself": reads(lambda m, x: m.a((y := m.norm(x)) * y), a=linear),
+    "a mean of tokens": reads(lambda m, x: m.a(m.norm(x).mean(1, keepdim=True)), A, a=linear),
+    "a mean of features": reads(lambda m, x: m.a(m.norm(x).mean(-1, keepdim=True).expand_as(x)), a=linear),
+    "a sum of tokens, weighed": reads(
+        lambda m, x: m.a((m.norm(x) * x.mean(-1, keepdim=True).softmax(1)).sum(1, keepdim=True)), A, a=linear
+    ),
+    "tokens pooled as channels": reads(
+        lambda m, x: m.a(functional.adaptive_avg_pool1d(m.norm(x).mT, 1).flatten(1)[:, None]), A, a=linear
+    ),
+    "tokens mixed": reads(lambda m, x: m.a((x @ x.mT).softmax(-1) @ m.norm(x)), A, a=linear),
+    "tokens mixed by an einsum": reads(
+        lambda m, x: m.a(torch.einsum("bst,btc->bsc", torch.tanh(x @ x.mT), m.norm(x))), A, a=linear
+    ),
+    "features mixed": reads(lambda m, x: m.a(m.norm(x) @ torch.tanh(x[0].T @ x[0])), a=linear),
+    "zeros beside it": reads(
+        lambda m, x: m.a(torch.cat([m.norm(x)[:, :3], torch.zeros_like(x)[:, 3:]], 1)), A, a=linear
+    ),
+    "padded": reads(lambda m, x: m.a(functional.pad(m.norm(x), (0, 0, 1, 2)))[:, :TOKENS], A, a=linear),
+    "padded with ones": reads(lambda m, x: m.a(functional.pad(m.norm(x), (0, 0, 1, 2), value=1.0))[:, 1:-2], a=linear),
+    "masked": reads(lambda m, x: m.a(m.norm(x).masked_fill(x > 1, 0.0)), A, a=linear),
+    "masked with ones": reads(lambda m, x: m.a(m.norm(x).masked_fill(x > 1, 1.0)), a=linear),
+    "or zero": reads(lambda m, x: m.a(torch.where(x > 0, m.norm(x), torch.zeros_like(x))), A, a=linear),
+    "or something else": reads(lambda m, x: m.a(torch.where(x > 0, m.norm(x), x)), a=linear),
+    "written somewhere, which is read": reads(_written, a=linear),
+    "written somewhere, which a map reads": reads(_written_for_a_map, a=linear, b=linear),
+    "channels in new memory, in another order": reads(
+        lambda m, x: m.a(m.norm(x).mT.contiguous()[:, torch.arange(WIDTH).flip(0)].mT), a=linear
+    ),
+    "channels in new memory, tokens in another order": reads(
+        lambda m, x: m.a(m.norm(x).mT.contiguous()[..., torch.arange(TOKENS).flip(0)].mT), A, a=linear
+    ),
+    "the largest of the tokens": reads(lambda m, x: m.a(m.norm(x).amax(1, keepdim=True)), a=linear),
     "a row of numbers for each": reads(lambda m, x: m.a(m.norm(x)[:, :1] * x.mean(-1, keepdim=True)), A, a=linear),
     "its type alone": reads(lambda m, x: m.a(y := m.norm(x)) + torch.tanh(x).type_as(y).flip(1), A, a=linear),
     "another type": reads(
@@ -277,10 +324,16 @@ def test_every_gain_found_holds_on_the_model(name: str) -> None:
 
 
 def test_a_norm_with_a_bias_whose_rows_are_multiplied_does_not_fold() -> None:
-    """Half of its bias would have to be added."""
-    for bias in (False, True):
-        model = Reading(lambda m, x: m.a(m.norm(x) * 0.5), Norm(bias=bias), a=linear())  # type: ignore[operator]
-        assert len(gains(find_symmetries(model, inputs(), prove=False))) == (not bias)
+    """Half of its bias would have to be added, or three times as much; a mean has the bias itself."""
+    ways: dict[Forward, bool] = {
+        lambda m, x: m.a(m.norm(x) * 0.5): False,  # type: ignore[operator]
+        lambda m, x: m.a(m.norm(x)[:, :3].sum(1, keepdim=True)): False,  # type: ignore[operator]
+        lambda m, x: m.a(m.norm(x).mean(1, keepdim=True)): True,  # type: ignore[operator]
+    }
+    for forward, folds in ways.items():
+        for bias in (False, True):
+            model = Reading(forward, Norm(bias=bias), a=linear())
+            assert len(gains(find_symmetries(model, inputs(), prove=False))) == (folds or not bias)
 
 
 def test_a_norm_whose_output_the_model_returns_too_does_not_fold() -> None:

@@ -1,0 +1,91 @@
+"""Calls that keep features apart: each feature of what they return is made of the same feature of what they read.
+
+Rows that are picked, repeated, put in another order, averaged, summed or multiplied scale with the weight of the norm
+that wrote them, as the norm's output itself does. Whether a call is such a one is tried: it is made again on rows that
+have the number of its place in every feature, and on rows of ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hf_geosharp.symmetry.recorded import mapped
+
+COPIES = {
+    Tensor.contiguous, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.clone, torch.clone,
+    Tensor.to, Tensor.type_as, Tensor.type, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16,
+}  # fmt: skip
+"""What returns the same numbers; of further arguments no number is read."""
+
+LIKE = {
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor,
+}  # fmt: skip
+"""What reads the shape and the type of a tensor, but none of its numbers."""
+
+LINEAR = {
+    Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, torch.take_along_dim,
+    Tensor.take_along_dim, torch.repeat_interleave, Tensor.repeat_interleave, Tensor.repeat, torch.tile, Tensor.tile,
+    torch.flip, Tensor.flip, torch.roll, Tensor.roll, torch.cat, torch.concat, torch.stack, *COPIES,
+    torch.mean, Tensor.mean, torch.sum, Tensor.sum, functional.adaptive_avg_pool1d, functional.adaptive_avg_pool2d,
+    torch.adaptive_avg_pool1d, functional.avg_pool1d, functional.avg_pool2d, torch.avg_pool1d,
+    torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__,
+    torch.div, torch.divide, Tensor.div, Tensor.divide, Tensor.__truediv__,
+    torch.matmul, torch.bmm, torch.mm, Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.__matmul__,
+    torch.einsum, torch.functional.einsum, functional.pad, torch.masked_fill, Tensor.masked_fill, torch.where,
+    Tensor.where,
+}  # fmt: skip
+"""Functions that are linear in each of their arguments (but for divisors); others are not tried."""
+
+CLOSE = 1e-9
+
+
+def features_of(x: Tensor, count: int, stride: int) -> int | None:
+    """The axis of ``x`` that counts the ``count`` features, which lie ``stride`` apart in its memory."""
+    axes = [a for a in range(x.ndim) if x.stride(a) == stride and x.shape[a] == count > 1]
+    return axes[0] if len(axes) == 1 else None
+
+
+def keeps_apart(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, axis: int) -> tuple[int, bool] | None:
+    """Of a call that keeps the features of ``x`` apart: the axis of its own, and whether rows are taken as they are.
+
+    ``axis`` counts the features of ``x``. As they are: picked or averaged, not multiplied or summed. None where the
+    features of the result, one tensor, are not those of ``x``, each times numbers that do not depend on it.
+    """
+    if func not in LINEAR or (len(args) == 2 and args[1] is x and "div" in getattr(func, "__name__", "")):
+        return None
+    places = torch.arange(1, x.shape[axis] + 1, device=x.device, dtype=torch.float64)
+    made: list[Tensor] = []
+    for code in (places, torch.ones_like(places)):
+        result = _again(func, args, kwargs, x, code.view(-1, *[1] * (x.ndim - 1 - axis)).expand(x.shape))
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return None
+        made.append(result.double())
+    for found in range(made[0].ndim):
+        if made[0].shape[found] != len(places):
+            continue
+        shares = made[0].movedim(found, -1) / places, made[1].movedim(found, -1)
+        if torch.allclose(*shares, rtol=CLOSE, atol=0.0):
+            return found, bool(((shares[1] - 1).abs() <= CLOSE).all())
+    return None
+
+
+def _again(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, instead: Tensor) -> Any:
+    """What the call returns with another tensor in the place of ``x``, in double precision; None if it cannot."""
+
+    def wide(v: Any) -> Any:
+        if v is x:
+            return instead
+        return v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v
+
+    args, kwargs = mapped((tuple(args), dict(kwargs)), wide)
+    try:
+        with torch.no_grad():
+            return func(*args, **kwargs)
+    except Exception:  # it may want the numbers that it had
+        return None
