@@ -415,7 +415,8 @@ def _values(trace: Trace, families: Families, softmax: Softmax, output: Linear) 
     norm = trace.norm_of(output.source)
     if found.reason and norm in trace.before_norm:
         before, gain, _ = trace.before_norm[norm]
-        if before.shape == output.source.shape:
+        # (Not one that has written what attention mixes.)
+        if before.shape == output.source.shape and any(s is softmax.leaf for s in trace.sources(before)):
             without = _mixed(trace, families, softmax, output, before)
             return found if without.reason else replace(without, gain=gain)
     return found

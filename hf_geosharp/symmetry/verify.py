@@ -93,9 +93,7 @@ def verify(
     """
     if not symmetries.symmetries:
         return Verified(symmetries, None, None)
-    # A part of a double model may be single: code that casts it on the way replaces it, under this very pass.
-    double = next(model.parameters()).dtype == torch.float64
-    with widened(model, torch.float64 if double else torch.float32):
+    with widened(model):
         if batches is None:
             batches = example_batches(model, symmetries)
         wide = next(model.parameters()).dtype
@@ -202,8 +200,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.model, self.batches, self.element, self.spread = model, batches, element, spread
         self.by_name: dict[str, Symmetry] = {s.name: s for s in symmetries.symmetries}
-        self.named = {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
-        self.saved = Saved(self.named)
+        self.hold()
         self.tolerance = TOLERANCE.get(next(model.parameters()).dtype, 2e-3)
         self.large = _parameters(model) > LARGE
         self.single: dict[str, tuple[float, float]] = {}
@@ -212,6 +209,11 @@ class _Trial:
         self.wide = next(model.parameters()).dtype == torch.float64
         self.base: list[list[Tensor]] = []
         self._carried = Carried(model)
+
+    def hold(self) -> None:
+        """Takes hold of the parameters' memory, once more where a pass has put other memory in its place."""
+        self.named = {n: p.detach() for n, p in self.model.named_parameters(remove_duplicate=False)}
+        self.saved = Saved(self.named)
 
     def outputs(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Tensor]]:
         """What the model answers to each batch."""
@@ -351,6 +353,7 @@ def _trial(
                     raise
                 trial.wide = False
                 trial.base = trial.outputs(batches)
+            trial.hold()  # some code casts parts of itself on the way (the router of Switch Transformers)
             yield trial
         finally:
             trial.saved.put_back()
