@@ -201,6 +201,27 @@ def test_a_module_that_reads_more_than_its_first_map_ends_the_fold() -> None:
     assert gain_readers(model) == []
 
 
+class Stacked(nn.Module):
+    """Experts whose matrices are blocks of rows of one; those numbered ``visited`` get a token."""
+
+    def __init__(self, visited: Sequence[int]) -> None:
+        super().__init__()
+        self.visited = visited
+        self.up, self.down = (nn.Parameter(torch.zeros(COUNT * UNITS, WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for place, e in enumerate(self.visited):
+            rows = slice(e * UNITS, (e + 1) * UNITS)
+            out[:, place] = torch.tanh(functional.linear(x[:, place], self.up[rows])) @ self.down[rows]
+        return out
+
+
+@pytest.mark.parametrize(("visited", "folds"), [((0, 1), False), ((2,), False), (range(COUNT), True)])
+def test_blocks_of_a_matrix_that_were_not_used_may_read_the_norm_too(visited: Sequence[int], folds: bool) -> None:
+    assert gain_readers(Residual(Before(Stacked(visited)))) == ([("up",)] if folds else [])
+
+
 class Batched(nn.Module):
     """Every expert computes every token, all of them at one go."""
 
