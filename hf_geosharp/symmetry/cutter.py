@@ -19,7 +19,7 @@ from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
-from hf_geosharp.symmetry.rows import COPIES, LIKE, features_of, keeps_apart
+from hf_geosharp.symmetry.rows import COPIES, FINITE, LIKE, features_of, keeps_apart
 from hf_geosharp.symmetry.weights import Part, Weights
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
@@ -197,7 +197,7 @@ class Cutter(TorchFunctionMode):
             for y in (result,) if isinstance(result, Tensor) else result:
                 if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
                     continue
-                if not self._carry(func, args, kwargs, x, y) and y.is_floating_point():
+                if not self._carry(func, args, kwargs, x, y) and (y.is_floating_point() or func not in FINITE):
                     self.trace.bypassed.add(norm)
 
     def _carry(self, func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:

@@ -28,6 +28,9 @@ LIKE = {
 }  # fmt: skip
 """What reads the shape and the type of a tensor, but none of its numbers."""
 
+FINITE = {torch.isnan, Tensor.isnan, torch.isinf, Tensor.isinf, torch.isfinite, Tensor.isfinite}
+"""What asks of each number whether it is one: no multiple of it says otherwise."""
+
 LINEAR = {
     Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.gather, Tensor.gather, torch.take_along_dim,
     Tensor.take_along_dim, torch.repeat_interleave, Tensor.repeat_interleave, Tensor.repeat, torch.tile, Tensor.tile,

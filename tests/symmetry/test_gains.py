@@ -213,6 +213,13 @@ CASES: dict[str, Case] = {
     "masked with ones": reads(lambda m, x: m.a(m.norm(x).masked_fill(x > 1, 1.0)), a=linear),
     "or zero": reads(lambda m, x: m.a(torch.where(x > 0, m.norm(x), torch.zeros_like(x))), A, a=linear),
     "or something else": reads(lambda m, x: m.a(torch.where(x > 0, m.norm(x), x)), a=linear),
+    "compared": reads(lambda m, x: m.a(y := m.norm(x)) * (y > 0.3), a=linear),
+    "the place of the largest": reads(
+        lambda m, x: m.a(y := m.norm(x)) + x.gather(-1, y.argmax(-1, keepdim=True)), a=linear
+    ),
+    "looked at for numbers that are none": reads(
+        lambda m, x: m.a(y := m.norm(x)).masked_fill(y.isnan() | torch.isinf(y), 0.0), A, a=linear
+    ),
     "written somewhere, which is read": reads(_written, a=linear),
     "written somewhere, which a map reads": reads(_written_for_a_map, a=linear, b=linear),
     "channels in new memory, in another order": reads(
