@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hf_geosharp.symmetry.events import Linear, Open, Product, Softmax, Trace
+from hf_geosharp.symmetry.events import Convolution, Linear, Open, Product, Softmax, Trace
 from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
@@ -29,7 +29,10 @@ _TENSORDOTS = {torch.tensordot, torch.functional.tensordot}
 _INNERS = {torch.inner, Tensor.inner}
 _SOFTMAXES = {functional.softmax, torch.softmax, Tensor.softmax}
 _CONVOLUTIONS = {functional.conv1d, torch.conv1d, functional.conv2d, torch.conv2d, functional.conv3d, torch.conv3d}
-
+_TRANSPOSED = {
+    functional.conv_transpose1d, torch.conv_transpose1d, functional.conv_transpose2d, torch.conv_transpose2d,
+    functional.conv_transpose3d, torch.conv_transpose3d,
+}  # fmt: skip
 
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
 _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
@@ -172,11 +175,14 @@ class Cutter(TorchFunctionMode):
         else:
             self._logits.changed(func, args, result)
         self._weights.note(func, args, kwargs, result)
+        convolution = self._convolved(func, args, kwargs)
         if self.trace.norms:
-            self._follow(func, args, kwargs, result)
+            self._follow(func, args, kwargs, result, convolution)
         return result
 
-    def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+    def _follow(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, convolution: Convolution | None
+    ) -> None:
         """Notes who but linear maps reads what a norm wrote."""
         name = getattr(func, "__name__", "")
         if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
@@ -192,7 +198,7 @@ class Cutter(TorchFunctionMode):
         given = args[:1] if func in COPIES else (*args, *kwargs.values())
         for x in (*given, *(x for several in given if isinstance(several, (list, tuple)) for x in several)):
             norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
-            if norm is None:
+            if norm is None or (convolution is not None and x is convolution.source and self._by_channels(convolution)):
                 continue
             for y in (result,) if isinstance(result, Tensor) else result:
                 if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
@@ -216,6 +222,35 @@ class Cutter(TorchFunctionMode):
             if not found[1]:
                 self.trace.scaled.add(norm)
         return True
+
+    def _convolved(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Convolution | None:
+        """Notes a convolution with parameters that reads all channels, or of each output one; it is not cut."""
+        if func not in _CONVOLUTIONS and func not in _TRANSPOSED:
+            return None
+        names = "input", "weight", "bias", "stride", "padding", "", "groups"
+        given = {"padding": 0, "groups": 1, **dict(zip(names, args, strict=False)), **kwargs}
+        source, weight, groups = (given[name] for name in ("input", "weight", "groups"))
+        name, points = self.trace.parameters.get(id(weight)), weight.ndim - 2
+        if name is None or not isinstance(source, Tensor):
+            return None
+        channels = source.shape[-1 - points]
+        each = groups == channels == weight.shape[0] and weight.shape[1] == 1
+        if groups != 1 and not each:
+            return None
+        bare = given["padding"] in (0, "valid") or not any(given["padding"])
+        bias = None
+        if func in _CONVOLUTIONS and groups == 1 and bare:
+            bias = self.trace.parameters.get(id(given.get("bias")))
+        in_axis = 0 if each or func in _TRANSPOSED else 1
+        found = Convolution(name, bias, in_axis, points, source, -1 - points)
+        self.trace.convolutions.append(found)
+        return found
+
+    def _by_channels(self, convolution: Convolution) -> bool:
+        """Whether its channels are the features of a norm."""
+        x = convolution.source
+        place = self.trace.features.get(x.untyped_storage().data_ptr())
+        return place is not None and features_of(x, *place) == x.ndim + convolution.source_axis
 
     # ------------------------------------------------------------------------------------------------------- cuts
 

@@ -40,6 +40,27 @@ class Linear:
 
 
 @dataclass(eq=False)
+class Convolution:
+    """One use of a convolution with a kernel of several points; it is not cut.
+
+    Attributes:
+        weight: the parameter, all of it.
+        bias: that, where every output reads every input at every point: not where there are zeros around.
+        in_axis: which dimension of the weight counts the channels that it reads.
+        points: how many dimensions the kernel has.
+        source: what it read.
+        source_axis: counts the channels.
+    """
+
+    weight: str
+    bias: str | None
+    in_axis: int
+    points: int
+    source: Tensor
+    source_axis: int
+
+
+@dataclass(eq=False)
 class Softmax:
     """One softmax: its logits (..., queries, keys), what it sums to one over last, and the leaf of its result."""
 
@@ -72,6 +93,7 @@ class Trace:
     linears: list[Linear] = field(default_factory=list)
     softmaxes: list[Softmax] = field(default_factory=list)
     order: list[Linear | Softmax] = field(default_factory=list)
+    convolutions: list[Convolution] = field(default_factory=list)
     calls: dict[str, Call] = field(default_factory=dict)
     parameters: dict[int, str] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)

@@ -230,13 +230,15 @@ class Mean(Fold):
 class Reader:
     """A linear map that reads a norm's output: its weight, which axis is the input, and its bias if it has one.
 
-    ``part`` is (axis, start, size) of the outputs, where it is a part of the parameters.
+    ``part`` is (axis, start, size) of the outputs, where it is a part of the parameters. A convolution has as many
+    ``points`` dimensions last, those of its kernel.
     """
 
     weight: str
     in_axis: int
     bias: str | None
     part: tuple[int, int, int] | None = None
+    points: int = 0
 
     def weight_of(self, weights: Weights) -> Tensor:
         """What reads the norm's output; a view."""
@@ -341,4 +343,5 @@ class Gain(Fold):
 
     @staticmethod
     def _map(weight: Tensor, x: Tensor, reader: Reader) -> Tensor:
-        return torch.tensordot(weight, x, dims=([reader.in_axis], [0]))
+        made = torch.tensordot(weight, x, dims=([reader.in_axis], [0]))
+        return made.flatten(-reader.points).sum(-1) if reader.points else made

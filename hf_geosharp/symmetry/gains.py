@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.symmetry.events import Linear, Trace
+from hf_geosharp.symmetry.events import Convolution, Linear, Trace
 from hf_geosharp.symmetry.experts import Readers
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
+from hf_geosharp.symmetry.rows import features_of
 from hf_geosharp.symmetry.trace import norm_parameters
 
 
 def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[Gain]:
-    """The folds of all norms whose output goes into linear maps and nowhere else.
+    """The folds of all norms whose output goes into linear maps, convolutions among them, and nowhere else.
 
     A linear map counts if the norm is all that it ever reads, and if its parameters are used for nothing else.
     """
@@ -36,6 +37,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
     reads: dict[str, list[Linear]] = {}
     for events in uses.values():
         sources = [trace.norm_of(x.source) for x in events]
+        trace.bypassed |= {n for x, n in zip(events, sources, strict=True) if n is not None and _across(trace, x)}
         for norm in dict.fromkeys(sources):
             if norm is None:
                 continue
@@ -46,18 +48,19 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             # A map that reads something else too ends the claim.
             if any(_overlap(_rows(x), _rows(other)) for x in mine for other in others):
                 trace.bypassed.add(norm)
+    convolved = _convolved(trace, uses)
     experts = Readers(model, trace, names)
     for path, module in model.named_modules():
         readers = reads.get(path, [])
         own = norm_parameters(module)
-        if not readers or path in trace.bypassed or own is None or path not in trace.calls:
+        if not (readers or path in convolved) or path in trace.bypassed or own is None or path not in trace.calls:
             continue
         if any(id(p) not in names for p in own if p is not None) or (path in trace.scaled and own[1] is not None):
             continue
         mapped = _readers(readers, private, own[0].shape[0])
         if mapped is None or any(_in_blocks(uses[r.weight]) for r in mapped if r.part):
             continue
-        mapped = experts.all_of(path, mapped, readers)
+        mapped = experts.all_of(path, (*mapped, *convolved.get(path, ())), readers)
         if mapped is None or not private.issuperset(
             {*(r.weight for r in mapped), *(r.bias or r.weight for r in mapped)}
         ):
@@ -65,6 +68,32 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
         gain = _gain(own, path, mapped, names, LocalTwin(module, trace.calls[path], names))
         if gain is not None:
             yield gain
+
+
+def _across(trace: Trace, linear: Linear) -> bool:
+    """Whether what it sums over is known to be something else than the features of a norm: tokens, say."""
+    x = linear.source
+    place = trace.features.get(x.untyped_storage().data_ptr())
+    axis = None if place is None else features_of(x, *place)
+    return axis is not None and axis != linear.source_axis % x.ndim
+
+
+def _convolved(trace: Trace, uses: Mapping[str, Sequence[Linear]]) -> dict[str, tuple[Reader, ...]]:
+    """The convolutions that read each norm; norms end of which one reads something else, too."""
+    used: dict[str, list[Convolution]] = {}
+    for convolution in trace.convolutions:
+        used.setdefault(convolution.weight, []).append(convolution)
+    found: dict[str, dict[Reader, None]] = {}
+    for weight, own in used.items():
+        sources = {trace.norm_of(x.source) for x in own}
+        readers = {Reader(weight, x.in_axis, x.bias, points=x.points) for x in own}
+        for norm in sources:
+            if norm is None:
+                continue
+            if len(sources) > 1 or len(readers) > 1 or weight in uses:
+                trace.bypassed.add(norm)
+            found.setdefault(norm, {}).update(dict.fromkeys(readers))
+    return {norm: tuple(readers) for norm, readers in found.items()}
 
 
 def _entries(events: Sequence[Linear]) -> int:
@@ -132,7 +161,7 @@ def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | 
     if all(_of_one_place(x) for x in events):
         return reader  # of experts, some of which no token has reached: to be tried
     rows = sorted({_rows(x) for x in events}, key=lambda own: own.start)
-    if len(weight.shape) != 2 or any(a.stop != b.start for a, b in pairwise(rows)):
+    if len(weight.shape) != 2 or any(a.stop != b.start for a, b in itertools.pairwise(rows)):
         return None
     if any(x.bias and x.bias.start != (_rows(x).start,) for x in events):
         return None
@@ -148,16 +177,18 @@ def _gain(
     gain_name = names[id(weight)]
     bias_name = names[id(bias)] if bias is not None else None
     base = twin.run(twin.weights)
-    if len(base) != 1 or base[0].shape[-1] != weight.shape[0]:
+    if len(base) != 1:
         return None
+    axes = [a for a, n in enumerate(base[0].shape) if n == weight.shape[0]]
     t = torch.rand(weight.shape[0], generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(weight.device)
     t = t + 0.5
-    for offset in (0.0, 1.0):
+    for offset, axis in itertools.product((0.0, 1.0), axes):
         moved = dict(twin.weights)
         moved[gain_name] = (twin.weights[gain_name] + offset) * t - offset
         if bias_name:
             moved[bias_name] = twin.weights[bias_name] * t
-        if torch.allclose(twin.run(moved)[0], base[0] * t, rtol=1e-6, atol=1e-9):
+        scaled = base[0] * t.view(-1, *[1] * (base[0].ndim - 1 - axis))
+        if torch.allclose(twin.run(moved)[0], scaled, rtol=1e-6, atol=1e-9):
             name = f"{path}.gain" if path else "gain"
             gain = Gain(name, path, gain_name, bias_name, readers, weight.shape[0], offset)
             return gain if usable(gain, {gain_name: weight}) else None

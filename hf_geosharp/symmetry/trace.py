@@ -132,8 +132,10 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
                 cutter.alive.append(output)
                 memory = output.untyped_storage().data_ptr()
                 result.norms[memory] = name
-                if output.ndim and output.shape[-1] == len(own[0]):
-                    result.features[memory] = len(own[0]), output.stride(-1)
+                # Behind the others, as layer norms have them, or behind the samples, as batch norms have.
+                axes = [a for a in (-1, 1) if output.ndim > max(a, 0) and output.shape[a] == len(own[0])]
+                if axes:
+                    result.features[memory] = len(own[0]), output.stride(axes[0])
                 gain = result.parameters.get(id(own[0]))
                 if gain is not None and args and isinstance(args[0], Tensor):
                     bias = result.parameters.get(id(own[1]), "")

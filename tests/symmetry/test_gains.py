@@ -260,7 +260,30 @@ CASES: dict[str, Case] = {
     "an activation in between": reads(lambda m, x: m.a(functional.gelu(m.norm(x))), a=linear),
     "its own products": reads(lambda m, x: m.a(y := m.norm(x)) + (y @ y.mT).softmax(-1) @ x, a=linear),
     "a part of it": reads(lambda m, x: m.a(m.norm(x)[..., :10]), a=lambda: nn.Linear(10, WIDTH)),
-    "a map of several tokens": reads(_channels, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "a map of several tokens": reads(_channels, A, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "one of each channel": reads(_channels, A, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding="same", groups=WIDTH)),
+    "one of groups of channels": reads(_channels, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=4)),
+    "one of channels and another of all": reads(
+        lambda m, x: _channels(m, x) + m.b(m.norm(x).mT.unsqueeze(-1)).squeeze(-1).mT, A, B,
+        a=lambda: nn.Conv1d(WIDTH, WIDTH, 5, padding=2, padding_mode="circular", groups=WIDTH),
+        b=lambda: nn.Conv2d(WIDTH, WIDTH, (3, 1), padding=(1, 0), padding_mode="reflect"),
+    ),
+    "one that spreads tokens": reads(
+        lambda m, x: _channels(m, x)[:, ::2], A, a=lambda: nn.ConvTranspose1d(WIDTH, WIDTH, 2, stride=2)
+    ),
+    "a map of several tokens that reads something else too": reads(
+        lambda m, x: _channels(m, x) + m.a(x.mT).mT, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+    ),
+    "a map of several tokens whose weight something else has": reads(
+        lambda m, x: _channels(m, x) + functional.linear(x, m.a.weight[..., 0]),
+        a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
+    ),
+    "a map of several features": reads(
+        lambda m, x: m.a(m.norm(x)), a=lambda: nn.Conv1d(TOKENS, TOKENS, 3, padding=1)
+    ),
+    "a map of as many tokens": reads(
+        lambda m, x: m.a(m.norm(x.repeat(1, WIDTH, 1)[:, :WIDTH]).mT).mT[:, :TOKENS], a=linear
+    ),
     "a map that reads something else too": reads(lambda m, x: m.a(m.norm(x)) + m.a(x), a=linear),
     "a map that reads two norms": reads(
         lambda m, x: m.a(m.norm(x)) + m.a(m.other(x)), a=linear, other=lambda: Norm()
@@ -341,6 +364,43 @@ def test_a_norm_with_a_bias_whose_rows_are_multiplied_does_not_fold() -> None:
         for bias in (False, True):
             model = Reading(forward, Norm(bias=bias), a=linear())
             assert len(gains(find_symmetries(model, inputs(), prove=False))) == (folds or not bias)
+
+
+@pytest.mark.parametrize(
+    ("padding", "bias", "folds"), [(0, True, True), ("valid", True, True), (1, True, False), (0, False, False)]
+)
+def test_a_bias_folds_into_a_convolution_that_has_one_and_reads_no_zeros(
+    padding: int | str, bias: bool, folds: bool
+) -> None:
+    convolution = nn.Conv2d(WIDTH, WIDTH, (2, 3), stride=(1, 2), padding=padding, bias=bias)
+    model = Reading(
+        lambda m, x: m.a(m.norm(x).mT.unflatten(-1, (2, -1))).flatten(1)[:, None, :WIDTH] + m.b(m.norm(x)),  # type: ignore[operator]
+        Norm(bias=True), a=convolution, b=linear(),
+    )  # fmt: skip
+    batch = {"x": inputs()["x"][:, : TOKENS // 2 * 2]}
+    found = find_symmetries(model, batch)
+    (gain,) = gains(found)
+    assert (gain.folds_bias, gain.dimension) == (folds, (1 + folds) * WIDTH)
+    before = outputs(model, batch)
+    found.apply(model, found.random_element(model, 0, 10.0))
+    torch.testing.assert_close(outputs(model, batch), before, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        gain.canonicalise(dict(model.named_parameters()))
+    torch.testing.assert_close(outputs(model, batch), before, rtol=1e-10, atol=1e-10)
+
+
+def test_the_gain_of_a_batch_norm_folds_into_what_reads_its_channels() -> None:
+    norm = nn.BatchNorm1d(WIDTH)
+    model = Reading(
+        lambda m, x: m.a(m.norm(x.mT).mT) + m.b(m.norm(x.mT)).mT, norm, a=linear(), b=nn.Conv1d(WIDTH, WIDTH, 1)
+    )
+    nn.init.normal_(norm.running_mean)
+    found = find_symmetries(model, inputs())
+    (gain,) = gains(found)
+    assert (gain.gain, gain.dimension) == ("norm.weight", 2 * WIDTH)
+    before = outputs(model, inputs())
+    found.apply(model, found.random_element(model, 0, 10.0))
+    torch.testing.assert_close(outputs(model, inputs()), before, rtol=1e-10, atol=1e-10)
 
 
 def test_a_norm_whose_output_the_model_returns_too_does_not_fold() -> None:
