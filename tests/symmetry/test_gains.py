@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import Gain
+from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
 from tests.symmetry.handmade import TOKENS, WIDTH, Norm, Prepared, Projected, Residual, inputs, outputs
@@ -387,6 +389,20 @@ def test_a_bias_folds_into_a_convolution_that_has_one_and_reads_no_zeros(
     with torch.no_grad():
         gain.canonicalise(dict(model.named_parameters()))
     torch.testing.assert_close(outputs(model, batch), before, rtol=1e-10, atol=1e-10)
+
+
+def test_norms_of_a_pyramid_fold_into_the_convolutions_that_make_keys_shorter() -> None:
+    """All but those that the residual stream is made of, and the last one, which the model returns."""
+    model = tiny.build("segformer")
+    tiny.randomise(model, 0)
+    norms = {n for n, m in model.named_modules() if isinstance(m, nn.LayerNorm)}
+    found = find_symmetries(model, synthetic(model))
+    assert norms - {g.module for g in gains(found)} == {
+        "stages.3.layer_norm", *(f"stages.{n}.patch_embeddings.layer_norm" for n in range(4))
+    }  # fmt: skip
+    convolved = [g for g in gains(found) if any(r.points == 2 for r in g.readers)]
+    # Two blocks in each stage but the last; between stages zeros around.
+    assert [g.folds_bias for g in convolved] == [True, True, False] * 3
 
 
 def test_the_gain_of_a_batch_norm_folds_into_what_reads_its_channels() -> None:

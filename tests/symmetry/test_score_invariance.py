@@ -19,6 +19,14 @@ from tests.symmetry.handmade import Absorbed, Differential, Joint, Normed, Resid
 from tests.symmetry.table import TABLE, Row, unknown
 from tests.symmetry.test_sites import SITES
 
+
+@pytest.fixture(autouse=True)
+def _found_anew(request: pytest.FixtureRequest) -> None:
+    """The slow tests score each model four times, with what was found before the first one."""
+    if not request.node.get_closest_marker("slow"):
+        request.getfixturevalue("finds_anew")
+
+
 MOVED = (
     "roformer", "modernbert", "xlnet", "deberta-v2 own", "gpt_neox", "codegen", "falcon 40b", "cohere normed",
     "cohere2", "phi normed", "qwen3", "gemma3_text", "hunyuan_v1_dense", "nanochat", "deepseek_v3", "swinv2",
