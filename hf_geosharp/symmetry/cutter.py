@@ -237,7 +237,8 @@ class Cutter(TorchFunctionMode):
         each = groups == channels == weight.shape[0] and weight.shape[1] == 1
         if groups != 1 and not each:
             return None
-        bare = given["padding"] in (0, "valid") or not any(given["padding"])
+        padding = given["padding"]
+        bare = padding in (0, "valid") or (isinstance(padding, (list, tuple)) and not any(padding))
         bias = None
         if func in _CONVOLUTIONS and groups == 1 and bare:
             bias = self.trace.parameters.get(id(given.get("bias")))

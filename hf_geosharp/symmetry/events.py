@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hf_geosharp.symmetry.graph import nodes_behind
+from hf_geosharp.symmetry.graph import Behind, leaf_at
 from hf_geosharp.symmetry.recorded import Call
 from hf_geosharp.symmetry.weights import Slab
 
@@ -132,6 +132,8 @@ class Trace:
     """Tensors that modules have returned and nobody has read since, by identity, with their modules and places."""
     felt: set[int] = field(default_factory=set)
     """Identities of the leaves that a later cut or the model's output depends on: others only choose, by an index."""
+    leaves: Behind[Tensor] = field(default_factory=lambda: Behind(leaf_at))
+    """What the tensors of the trace are made of."""
 
     def returned(self, module: str, tensors: Sequence[Tensor]) -> None:
         """Notes what a module has returned."""
@@ -162,12 +164,7 @@ class Trace:
             return None
 
     def sources(self, tensor: Tensor) -> list[Tensor]:
-        """The leaves (cuts and parameters) on which a tensor depends, in the order of the graph."""
-        found: dict[int, Tensor] = {}
+        """The leaves (cuts and parameters) on which a tensor of the trace depends, always in the same order."""
         if tensor.grad_fn is None:
             return [tensor] if tensor.requires_grad else []
-        for node in nodes_behind(tensor):
-            variable = getattr(node, "variable", None)
-            if variable is not None:
-                found[id(variable)] = variable
-        return list(found.values())
+        return self.leaves.listed(self.leaves.of(tensor))

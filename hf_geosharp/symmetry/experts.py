@@ -7,8 +7,9 @@ exchanged wherever whole numbers choose between them. So it is with hidden units
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from hf_geosharp.symmetry.probe import HOLDS, LARGEST, NOTHING, OF_CONTROL, Loca
 from hf_geosharp.symmetry.recorded import Call, mapped
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.units import SCALES
-from hf_geosharp.symmetry.views import View
 
 Unit = Pair | Scale
 
@@ -32,12 +32,14 @@ def unvisited(
     model: nn.Module, calls: Mapping[str, Call], found: Sequence[Unit], trials: Trials, names: Callable[[str, str], str]
 ) -> Iterator[Unit]:
     """The hidden units ``found``, of other experts that are alike to theirs; each after it has held on a twin."""
-    seen = {_key(u.module, u.g, u.h) for u in found}
+    seen = {_key(u) for u in found}
     modules = dict(model.named_modules())
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    stacked = _stacked(found, calls, shapes)
+    _at_once(stacked, calls, trials)
     for unit in found:
-        for candidate, call in (*_siblings(unit, modules, calls, shapes), *_others(unit, calls, shapes)):
-            key = _key(candidate.module, candidate.g, candidate.h)
+        for candidate, call in chain(_siblings(unit, modules, calls, shapes), _others(unit, calls, stacked, seen)):
+            key = _key(candidate)
             if key in seen:
                 continue
             if trials.holds(candidate, candidate.module, SCALES, call):
@@ -45,8 +47,8 @@ def unvisited(
                 yield replace(candidate, name=names(candidate.module, candidate.kind))
 
 
-def _key(module: str, g: Iterable[View], h: Iterable[View]) -> object:
-    return module, tuple(v.region for v in (*g, *h))
+def _key(unit: Unit) -> object:
+    return unit.module, tuple(v.region for v in (*unit.g, *unit.h))
 
 
 def _siblings(
@@ -93,24 +95,75 @@ def _plain(value: object) -> bool:
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_plain, value)))
 
 
+@dataclass(frozen=True)
+class _Stack:
+    """The places of parameters whose first dimension counts experts at which units are alike.
+
+    ``known`` are those at which they have been seen to be, ``count`` is the number of all places.
+    """
+
+    known: dict[int, None]
+    count: int
+
+    @property
+    def missing(self) -> list[int]:
+        """The other places."""
+        return [place for place in range(self.count) if place not in self.known]
+
+
+def _stacked(
+    found: Sequence[Unit], calls: Mapping[str, Call], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[Unit, _Stack]:
+    """The stacks of units that lie in one, by the unit at place 0, whether or not that has been found."""
+    stacks: dict[Unit, _Stack] = {}
+    for unit in found:
+        views = (*unit.g, *unit.h)
+        counts = {shapes[v.parameter][0] for v in views if v.parameter in shapes}
+        along = any(a.dimension == 0 for v in views for a in v.axes if a.size > 1)
+        if unit.module in calls and len(counts) == 1 and _place(unit) is not None and not along:
+            stacks.setdefault(_at(unit, 0), _Stack({}, counts.pop())).known[unit.g[0].start[0]] = None
+    return stacks
+
+
+def _place(unit: Unit) -> int | None:
+    """At which place of the first dimension all views of a unit begin."""
+    at = {v.start[0] for v in (*unit.g, *unit.h)}
+    return at.pop() if len(at) == 1 else None
+
+
+def _at(unit: Unit, place: int) -> Unit:
+    """The same unit at another place."""
+    g, h = (tuple(replace(v, start=(place, *v.start[1:])) for v in views) for views in (unit.g, unit.h))
+    return replace(unit, name="", g=g, h=h)
+
+
+def _at_once(stacks: Mapping[Unit, _Stack], calls: Mapping[str, Call], trials: Trials) -> None:
+    """Tries the units of experts that no token reached, as many of them together as were reached."""
+    for first, stack in stacks.items():
+        call, missing, reached = calls[first.module], stack.missing, list(stack.known)
+        for start in range(0, len(missing), len(reached)):
+            few = missing[start : start + len(reached)]
+            exchanged, changed = _exchanged((call.args, dict(call.kwargs)), dict(zip(reached, few, strict=False)))
+            if changed:
+                trials.at_once([_at(first, place) for place in few], first.module, SCALES, Call(*exchanged))
+
+
 def _others(
-    unit: Unit, calls: Mapping[str, Call], shapes: Mapping[str, tuple[int, ...]]
+    unit: Unit, calls: Mapping[str, Call], stacks: Mapping[Unit, _Stack], seen: Container[object]
 ) -> Iterator[tuple[Unit, Call]]:
-    """The same unit at other places of parameters whose first dimension counts experts."""
-    views = (*unit.g, *unit.h)
-    counts = {shapes[v.parameter][0] for v in views if v.parameter in shapes}
-    at = {v.start[0] for v in views}
-    along = any(a.dimension == 0 for v in views for a in v.axes if a.size > 1)
-    if unit.module not in calls or len(counts) != 1 or len(at) != 1 or along:
+    """The same unit at those places of its stack at which it has not been seen."""
+    here = _place(unit)
+    stack = None if here is None else stacks.get(_at(unit, 0))
+    if stack is None or here is None:
         return
-    here, call = at.pop(), calls[unit.module]
-    for place in range(counts.pop()):
-        if place == here:
-            continue
+    call = calls[unit.module]
+    for place in stack.missing:
+        other = _at(unit, place)
         exchanged, changed = _exchanged((call.args, dict(call.kwargs)), {here: place})
         if changed:
-            g, h = (tuple(replace(v, start=(place, *v.start[1:])) for v in views) for views in (unit.g, unit.h))
-            yield replace(unit, name="", g=g, h=h), Call(*exchanged)
+            yield other, Call(*exchanged)
+            if _key(other) in seen:
+                stack.known[place] = None
 
 
 def _exchanged(x: Any, swaps: Mapping[int, int]) -> tuple[Any, bool]:

@@ -226,7 +226,9 @@ def narrowed(symmetry: Symmetry, chosen: Cut) -> Symmetry | None:
     return replace(symmetry, **changes)  # type: ignore[type-var]
 
 
-def _part(x: Any, chosen: Cut) -> View | Between | None:
+def _part(x: Any, chosen: Cut) -> View | Between | Symmetry | None:
+    if isinstance(x, Symmetry):
+        return narrowed(x, chosen)
     if isinstance(x, Between):
         return chosen.between(x)
     return chosen.view(x) if isinstance(x, View) else None

@@ -28,8 +28,11 @@ from hf_geosharp.symmetry.fewer_heads import FewerHeads, fewer_heads
 from hf_geosharp.symmetry.grouped import written_out
 from hf_geosharp.symmetry.inputs import output_tensors
 from hf_geosharp.symmetry.narrow import Cut, Cuts, Plan
+from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Copies
 from hf_geosharp.symmetry.recorded import Call, mapped
+from hf_geosharp.symmetry.scales import Scale
+from hf_geosharp.symmetry.together import Together, least_control
 
 HOLDS = 1e-7
 """A claim holds on a twin when its relative deviation is below this ..."""
@@ -48,6 +51,9 @@ NOTHING = 1e-13
 
 LARGER = 100.0
 """Where a claim holds it is tried once more on inputs so many times as large: it may end there, at a clamp say."""
+
+DIFFERENTIATED = 1 << 26
+"""Parameters of the largest module of which derivatives are taken."""
 
 RETRIES = 2
 """On how many modules that are alike a claim is tried before it is given up for all of them."""
@@ -122,16 +128,16 @@ class LocalTwin:
         self._args, self._kwargs = _wide(args), _wide(kwargs)
         self._bases: dict[float, list[Tensor]] = {}
 
-    def run(self, weights: Mapping[str, Tensor], scale: float = 1.0) -> list[Tensor]:
+    def run(self, weights: Mapping[str, Tensor], scale: float = 1.0, graph: bool = False) -> list[Tensor]:
         """The module's floating-point outputs with these weights, on what it was called with times ``scale``.
 
-        Those that somebody reads, if that is known of some.
+        Those that somebody reads, if that is known of some; with their ``graph`` or without.
         """
         args, kwargs = (self._args, self._kwargs) if scale == 1.0 else _wide((self._args, dict(self._kwargs)), scale)
         substitutes = {local: weights[name] for local, name in self._locals.items()}
         # What the last run has left in plain attributes was computed from other weights.
         self._carried.put_back()
-        with torch.no_grad(), Widened(), double_by_default(), the_same_drawn():
+        with torch.set_grad_enabled(graph), Widened(), double_by_default(), the_same_drawn():
             outputs = torch.func.functional_call(self._module, substitutes, args, dict(kwargs))
         tensors = output_tensors(outputs)
         return [y for place, y in enumerate(tensors) if place in self.recorded.read] or tensors
@@ -146,7 +152,20 @@ class LocalTwin:
             moved = Copies(self.weights)
             act(moved, move)
             results.append(deviation(self.run({**self.weights, **moved}, scale), self._bases[scale]))
+        if isinstance(symmetry, Together):
+            results[1] = min(results[1], self._least_control(symmetry, moved, scale))
         return results[0], results[1]
+
+    def _least_control(self, symmetry: Together, broken: Mapping[str, Tensor], scale: float) -> float:
+        """What the control of each of several symmetries would be at least; 0 where that cannot be worked out."""
+        if sum(x.numel() for x in broken.values()) > DIFFERENTIATED:
+            return 0.0
+        leaves = {name: self.weights[name].detach().requires_grad_() for name in broken}
+        change = {name: broken[name] - self.weights[name] for name in broken}
+        try:
+            return least_control(symmetry, self.run({**self.weights, **leaves}, scale, graph=True), leaves, change)
+        except Exception:  # its code may raise anything where it is differentiated
+            return 0.0
 
 
 def _randomised(p: Tensor, generator: torch.Generator) -> Tensor:
@@ -243,12 +262,7 @@ class Trials:
 
         On what the module was called with (or ``instead`` of that) times each of the ``scales``.
         """
-        prefix = f"{scope}." if scope else ""
-        described = _described(symmetry).replace(f"'{prefix}", "'")
-        # What is dead on the model is proved here or nowhere: not by another module of its class.
-        apart = scope if instead is not None and self.called(scope) else None
-        claim = described, tuple(scales), apart
-        key = self._alike(scope), *claim
+        key = self._claim(symmetry, scope, scales, instead)
         if key in self._held:
             self._note_limit(symmetry, scope, self._held[key])
             return True
@@ -266,6 +280,30 @@ class Trials:
         self._held[key] = self._beyond(symmetry, scope) if max(scales) < LARGER else 0.0
         self._note_limit(symmetry, scope, self._held[key])
         return True
+
+    def at_once(
+        self, symmetries: Sequence[Pair | Scale], scope: str, scales: Sequence[float], instead: Call | None = None
+    ) -> None:
+        """Tries symmetries of one module together: if they hold, and each of them shows, so they do one by one.
+
+        What is not known after that :meth:`holds` tries by itself. It takes as long as one of them.
+        """
+        claims = {self._claim(s, scope, scales, instead): s for s in symmetries}
+        unknown = {k: s for k, s in claims.items() if k not in self._held and scope not in self._failed.get(k, ())}
+        if len(unknown) < 2 or max(scales) < LARGER:
+            return
+        self._alive()
+        together = Together("", symmetries[0].kind, scope, tuple(unknown.values()))
+        if all(self._exact(self.measure(together, scope, scale, instead)) for scale in scales):
+            self._held |= dict.fromkeys(unknown, 0.0)
+
+    def _claim(self, symmetry: Symmetry, scope: str, scales: Sequence[float], instead: Call | None) -> object:
+        """A claim on a module as it would be on others that are alike."""
+        prefix = f"{scope}." if scope else ""
+        described = _described(symmetry).replace(f"'{prefix}", "'")
+        # What is dead on the model is proved here or nowhere: not by another module of its class.
+        apart = scope if instead is not None and self.called(scope) else None
+        return self._alike(scope), described, tuple(scales), apart
 
     def _beyond(self, symmetry: Symmetry, scope: str) -> float:
         """By how much outputs move along a symmetry on larger inputs; 0 where it holds there too, or nothing shows.

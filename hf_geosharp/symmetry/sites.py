@@ -11,7 +11,7 @@ shared features come out as what they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +21,7 @@ from hf_geosharp.symmetry.alike import Portrait, portrait
 from hf_geosharp.symmetry.couplings import Couplings, couplings, single
 from hf_geosharp.symmetry.events import Linear, Softmax, Trace
 from hf_geosharp.symmetry.features import Families, Node, Port, drawn, only
-from hf_geosharp.symmetry.graph import nodes_behind
+from hf_geosharp.symmetry.graph import Behind, leaves_behind
 
 
 @dataclass(eq=False)
@@ -108,16 +108,17 @@ def _plain(trace: Trace, families: Families) -> Iterator[Attention]:
     """
     weights = {id(s.leaf) for s in trace.softmaxes}
     nodes = {p.result.grad_fn for p in trace.compared}
+    behind = Behind(lambda node: node if node in nodes else None)
     readers: dict[object, Linear] = {}
     for linear in trace.linears if nodes else ():
-        for node in _behind(linear.source, nodes):
+        for node in behind.listed(behind.of(linear.source)):
             readers.setdefault(node, linear)
     found: dict[int, Attention] = {}
     for number, product in enumerate(trace.compared):
-        output, node = readers.get(product.result.grad_fn), {product.result.grad_fn}
+        output, own = readers.get(product.result.grad_fn), behind.bits([product.result.grad_fn])
         if output is None or any(id(s) in weights for s in trace.sources(output.source)):
             continue
-        last = [p.result for p in trace.compared[number:] if _behind(p.result, node)][-1]
+        last = [p.result for p in trace.compared[number:] if behind.of(p.result) & own][-1]
         try:
             vo = _alone(trace, families, product.result, output)
             qk = _NOTHING if vo is None else _bent(trace, families, product.result, last, vo)
@@ -140,7 +141,7 @@ def _alone(trace: Trace, families: Families, product: Tensor, output: Linear) ->
         (by_product,) = torch.autograd.grad(output.source, product, columns.tensor, create_graph=True)
         form = by_product * product
     seeds = [torch.zeros(0, dtype=torch.bool), torch.ones(columns.count, dtype=torch.bool)]
-    for port in _ports(trace, families, trace.sources(form)):
+    for port in _ports(trace, families, leaves_behind(form)):
         if port.axis is not None and _factors(form, [port, columns], seeds) == [0, 1]:
             found = couplings(contracted(form), [port, columns], seeds)
             if not found.reason:
@@ -164,11 +165,6 @@ def _bent(trace: Trace, families: Families, product: Tensor, last: Tensor, vo: C
     whole.sort(key=lambda i: sorted(found.members[i]))
     members = tuple(found.members[i] for i in whole)
     return replace(found, heads=tuple(found.heads[i] for i in whole), members=members) if found.heads else found
-
-
-def _behind(tensor: Tensor, nodes: Set[object]) -> set[object]:
-    """Those of some nodes of the graph that a tensor is made by."""
-    return {node for node in nodes_behind(tensor) if node in nodes}
 
 
 ONE_SIDED = "its weights come from one side, no query meets a key"
@@ -432,7 +428,7 @@ def _mixed(trace: Trace, families: Families, softmax: Softmax, output: Linear, x
         (by_weight,) = torch.autograd.grad(x, softmax.leaf, columns, create_graph=True)
     if not by_weight.requires_grad:
         return Couplings((), frozenset(), "values do not come from a linear map")
-    sources = [s for s in trace.sources(by_weight) if s is not columns and s is not softmax.leaf]
+    sources = [s for s in leaves_behind(by_weight) if s is not columns and s is not softmax.leaf]
     ports = [*_ports(trace, families, sources), Port(columns, output.source_axis, *place)]
     seeds = [torch.zeros(p.count, dtype=torch.bool) for p in ports]
     seeds[-1] = torch.ones(ports[-1].count, dtype=torch.bool)

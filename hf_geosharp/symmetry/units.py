@@ -8,6 +8,7 @@ another wrote and nothing in between (B and A of a LoRA adapter), any invertible
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -38,14 +39,19 @@ NEAR = 1e-2
 
 def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str, str], str]) -> Iterator[Pair | Scale]:
     """Pairs of all hidden units, and of maps in a row; each with the largest group that holds on a twin."""
-    by_leaf = {id(x.leaf): x for x in trace.linears}
     read: dict[int, list[Linear]] = {}
-    mixing = {id(s.leaf) for s in trace.softmaxes}
+    leaves = trace.leaves
+    mixing = leaves.bits(s.leaf for s in trace.softmaxes)
+    side_by_side = Counter(x.scope[-1] for x in trace.linears if x.scope)
+    # (Experts read parts of one tensor, which all of them have written.)
+    many = max(MANY, 2 * max(side_by_side.values(), default=0))
+    stream = leaves.of_many((x.source for x in trace.linears), many)
+    written = leaves.bits(x.leaf for x in trace.linears) & ~stream
     for reader in trace.linears:
-        sources = trace.sources(reader.source)
-        if any(id(s) in mixing for s in sources):
+        behind = leaves.of(reader.source)
+        if behind & mixing:
             continue
-        for s in _felt(reader, [s for s in sources if id(s) in by_leaf]):
+        for s in _felt(reader, leaves.listed(behind & written)):
             read.setdefault(id(s), []).append(reader)
     seen: set[object] = set()
     taken: set[tuple[int, int]] = set()
@@ -53,22 +59,34 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
         if trials.holds(parts, parts.module, SCALES):
             taken |= links
             yield replace(parts, name=names(parts.module, parts.kind))
+    candidates: list[list[Pair | Scale]] = []
+    several: dict[object, list[Pair | Scale]] = {}
     for writer in trace.linears:
         readers = [r for r in read.get(id(writer.leaf), []) if (id(writer), id(r)) not in taken]
         if not readers or len(readers) > MAX_READERS:
             continue
-        for alternatives in _candidates(writer, readers, families):
-            for pair in alternatives:
-                key = tuple(v.region for v in (*pair.g, *pair.h))
-                if key in seen:
-                    break
-                if trials.holds(pair, pair.module, SCALES):
-                    seen.add(key)
-                    yield replace(pair, name=names(pair.module, pair.kind))
-                    break
+        for number, alternatives in enumerate(_candidates(writer, readers, families)):
+            if alternatives:
+                candidates.append(alternatives)
+                largest = alternatives[0]
+                several.setdefault((number, largest.module, largest.kind), []).append(largest)
+    for alike in several.values():
+        trials.at_once(alike, alike[0].module, SCALES)
+    for alternatives in candidates:
+        for pair in alternatives:
+            key = tuple(v.region for v in (*pair.g, *pair.h))
+            if key in seen:
+                break
+            if trials.holds(pair, pair.module, SCALES):
+                seen.add(key)
+                yield replace(pair, name=names(pair.module, pair.kind))
+                break
 
 
 MAX_READERS = 8
+
+MANY = 64
+"""Linear maps that depend on what is in the stream, which all later ones read."""
 
 SCALES = (1.0, 100.0)
 """Units are tried on inputs that are large too: what limits them (a clamp) may not show on small ones."""
