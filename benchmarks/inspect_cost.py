@@ -58,6 +58,16 @@ def _divided(width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mixture(layers: int, experts: int) -> dict[str, Any]:
+    """Layers of experts that are small: how many there are is what finding takes long for."""
+    return {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 256,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "moe_intermediate_size": 96, "num_experts": experts, "num_experts_per_tok": min(8, experts),
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 1000,
+    }  # fmt: skip
+
+
 MODELS: dict[str, dict[str, Any]] = {
     "bert-base": {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
     "llama-1b": {
@@ -67,6 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     **{f"llama, 1 layer, hidden {width}": _wide(width) for width in WIDE},
     "blip, 1 layer, hidden 4096": _divided(4096),
+    "qwen3 moe, 8 layers of 128 experts": _mixture(8, 128),
 }  # fmt: skip
 SMALL = {
     "bert-base": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
@@ -74,6 +85,7 @@ SMALL = {
                  "intermediate_size": 64},
     **{f"llama, 1 layer, hidden {width}": _wide(256) for width in WIDE},
     "blip, 1 layer, hidden 4096": _divided(256),
+    "qwen3 moe, 8 layers of 128 experts": _mixture(1, 4),
 }  # fmt: skip
 """What ``--quick`` makes of them."""
 
