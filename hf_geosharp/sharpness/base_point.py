@@ -261,7 +261,7 @@ class BasePoint:
         """Moves the weights by that little (relative), and along the pairs' symmetries."""
         if little:
             self._disturb(seed, little)
-        pairs = SymmetryMap(self.symmetries.separated(self.borrowed.model)[0].pairs)
+        pairs = SymmetryMap(self.symmetries.separated()[0].pairs)
         leaves, shards = self.borrowed.leaves, self.borrowed.shards
         element = pairs.random_element({name: leaf.tensor for name, leaf in leaves.items()}, seed, condition)
         with torch.no_grad():

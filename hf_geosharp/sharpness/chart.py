@@ -95,7 +95,7 @@ class Chart:
         if not geometry.paired:
             symmetries = SymmetryMap()
         # Entries in two pairs would be written twice.
-        symmetries, _ = symmetries.separated(self._tensors)
+        symmetries, _ = symmetries.separated()
         self.symmetries = symmetries
         self._nudge, self._generator = nudge, torch.Generator().manual_seed(seed)
         base = dict(borrowed.originals)

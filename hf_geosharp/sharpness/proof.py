@@ -48,7 +48,6 @@ class Proof:
         nothing = Verified(SymmetryMap(), None, None)
         if not self.settings.geometry.paired:
             return nothing, self.settings
-        model = self.borrowed.model
         if self.borrowed.shards is None:
             verified = self._proved_on_a_copy()
         else:
@@ -85,7 +84,7 @@ class Proof:
             )
         if verified.map.limits:
             self.notes.warn(verified.map.limits)
-        separated, lost = verified.map.separated(model)
+        separated, lost = verified.map.separated()
         for name in lost:
             self.notes.warn(
                 f"the score is not invariant under {name}: its entries belong to another symmetry's pairs too"

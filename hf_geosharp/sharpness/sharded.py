@@ -110,8 +110,7 @@ class ShardedChart(Chart):
         self._rows = borrowed.leaves
         if not geometry.paired:
             symmetries = SymmetryMap()
-        shapes = {name: torch.empty(leaf.shape, device="meta") for name, leaf in self._rows.items()}
-        self._all, _ = symmetries.separated(shapes)
+        self._all, _ = symmetries.separated()
         self._pairs = [self._all.coordinates(p) for p in self._all.pairs]
         kept = {name for p in self._pairs for name in p.parameters}
         self._kept = tuple(name for name in self._rows if name in kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 from torch import nn
@@ -24,17 +25,9 @@ _FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
 """Which of two pairs with entries in common stays a pair."""
 
 
-def _overlap(first: Pair, second: Pair, weights: Weights, only: str | None = None) -> bool:
+def _overlap(first: Pair, second: Pair) -> bool:
     """Whether two pairs have an entry of a parameter in common."""
-    for name in {only} if only else set(first.parameters) & set(second.parameters):
-        assert name is not None
-        seen = torch.zeros(weights[name].shape, dtype=torch.bool)
-        for view in (*first.g, *first.h):
-            if view.parameter == name:
-                view.of(seen).fill_(True)
-        if any(bool(v.of(seen).any()) for v in (*second.g, *second.h) if v.parameter == name):
-            return True
-    return False
+    return any(v.meets(other) for v in (*first.g, *first.h) for other in (*second.g, *second.h))
 
 
 def parameters_of(symmetries: Iterable[Symmetry]) -> tuple[str, ...]:
@@ -167,45 +160,41 @@ class SymmetryMap:
             dropped=(*self.dropped, *(f"{name}: {reason}" for name, reason in reasons.items())),
         ).supported()
 
-    def separated(self, weights: Weights | nn.Module) -> tuple[SymmetryMap, tuple[str, ...]]:
+    def separated(self) -> tuple[SymmetryMap, tuple[str, ...]]:
         """The map with pairs that have no entry in common, and the names of those that a score is not invariant under.
 
         A matrix in the middle of a chain is in two pairs: the rows of one, the columns of the other. Where all groups
         of a chain are numbers, its pairs go: the elementwise metric is invariant under all of them. Elsewhere those of
         attention stay, and the others' invariance is lost.
         """
-        if isinstance(weights, nn.Module):
-            weights = dict(weights.named_parameters(remove_duplicate=False))
         # One matrix that is query and key at once is no pair of two.
-        lost = [p.name for p in self.pairs if _overlap(replace(p, h=p.g), replace(p, g=p.h), weights)]
+        lost = [p.name for p in self.pairs if _overlap(replace(p, h=()), replace(p, g=()))]
         gone: set[str] = set(lost)
-        chains = replace(self, pairs=tuple(p for p in self.pairs if p.name not in gone))._chains(weights)
+        chains = replace(self, pairs=tuple(p for p in self.pairs if p.name not in gone))._chains()
         for chain in chains:
             if all(p.group.dim == 1 and not p.group.complex for p in chain):
                 gone |= {p.name for p in chain}
                 continue
             taken: list[Pair] = []
             for pair in sorted(chain, key=lambda p: _FIRST.index(p.kind) if p.kind in _FIRST else len(_FIRST)):
-                if any(_overlap(pair, other, weights) for other in taken):
+                if any(_overlap(pair, other) for other in taken):
                     gone.add(pair.name)
                     lost.append(pair.name)
                 else:
                     taken.append(pair)
         return replace(self, pairs=tuple(p for p in self.pairs if p.name not in gone)), tuple(lost)
 
-    def _chains(self, weights: Weights) -> list[list[Pair]]:
+    def _chains(self) -> list[list[Pair]]:
         """Pairs that hang together by entries they share, where there is more than one."""
-        users: dict[str, list[Pair]] = {}
+        users: dict[str, list[tuple[Pair, View]]] = {}
         for pair in self.pairs:
-            for name in pair.parameters:
-                users.setdefault(name, []).append(pair)
+            for view in (*pair.g, *pair.h):
+                users.setdefault(view.parameter, []).append((pair, view))
         partition = Partition(pair.name for pair in self.pairs)
-        for name, pairs in users.items():
-            for k, first in enumerate(pairs):
-                for second in pairs[k + 1 :]:
-                    apart = partition.group(first.name) != partition.group(second.name)
-                    if apart and _overlap(first, second, weights, name):
-                        partition.join(second.name, first.name)
+        for views in users.values():
+            for (first, one), (second, other) in combinations(views, 2):
+                if one.meets(other) and partition.group(first.name) != partition.group(second.name):
+                    partition.join(second.name, first.name)
         named = {pair.name: pair for pair in self.pairs}
         return [[named[name] for name in names] for names in partition.groups().values() if len(names) > 1]
 

@@ -115,6 +115,30 @@ class View:
                 joined.append([axis.dimension, axis.step, axis.size])
         return self.parameter, self.start, tuple((d, s, n) for d, s, n in joined)
 
+    def meets(self, other: View) -> bool:
+        """Whether both have an entry of a parameter in common: indices of each of its dimensions."""
+        if self.parameter != other.parameter:
+            return False
+        dimensions = range(len(self.start))
+        # Most lie apart, experts say: then their ends tell.
+        if any(
+            self._last(d) < other.start[d] or other._last(d) < self.start[d] for d in dimensions
+        ):  # fmt: skip
+            return False
+        return not any(self._indices(d).isdisjoint(other._indices(d)) for d in dimensions)
+
+    def _last(self, dimension: int) -> int:
+        """The last index along a dimension."""
+        return self.start[dimension] + sum((a.size - 1) * a.step for a in self.axes if a.dimension == dimension)
+
+    def _indices(self, dimension: int) -> set[int]:
+        """All indices along a dimension."""
+        found = {self.start[dimension]}
+        for axis in self.axes:
+            if axis.dimension == dimension:
+                found = {index + k * axis.step for index in found for k in range(axis.size)}
+        return found
+
     @property
     def layout(self) -> str:
         """The axes of each dimension of the parameter, outermost first: ``(n h) i``."""

@@ -379,7 +379,7 @@ def test_fresh_weights_and_zero_biases_do_not_make_a_curved_unit_look_straight()
 )
 def test_pairs_that_share_entries_are_parted_before_a_score_sees_them(name: str) -> None:
     model, found = find(name)
-    parted, lost = found.separated(model)
+    parted, lost = found.separated()
     assert set(lost) <= {p.name for p in found.pairs} - {p.name for p in parted.pairs}
     counts = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     for p in parted.pairs:

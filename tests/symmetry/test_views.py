@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -185,10 +186,9 @@ def test_patterns_name_the_axes_of_each_dimension() -> None:
     assert parse("i (s n h)") == (("i",), ("s", "n", "h"))
 
 
-def test_views_have_one_region_exactly_if_they_cover_the_same_entries() -> None:
+def partial_views() -> Iterator[tuple[View, frozenset[int]]]:
+    """Views of parts of a (12, 4), split and picked in every way, each with the entries that it covers."""
     entries = torch.arange(48).view(12, 4)
-    covered: dict[object, set[frozenset[int]]] = {}
-    regions: dict[frozenset[int], set[object]] = {}
     for sizes in ((12,), (2, 6), (6, 2), (3, 4), (4, 3), (2, 2, 3), (2, 3, 2), (3, 2, 2)):
         names = "abc"[: len(sizes)]
         for chosen in product(*((None, *range(n)) for n in sizes)):
@@ -198,7 +198,22 @@ def test_views_have_one_region_exactly_if_they_cover_the_same_entries() -> None:
                 "p", (tuple(names), ("i",)), {**dict(zip(names, sizes, strict=True)), "i": 4}, (), (), rows,
                 select=select,
             )  # fmt: skip
-            seen = frozenset(found.of(entries).flatten().tolist())
-            covered.setdefault(found.region, set()).add(seen)
-            regions.setdefault(seen, set()).add(found.region)
+            yield found, frozenset(found.of(entries).flatten().tolist())
+
+
+def test_views_have_one_region_exactly_if_they_cover_the_same_entries() -> None:
+    covered: dict[object, set[frozenset[int]]] = {}
+    regions: dict[frozenset[int], set[object]] = {}
+    for found, seen in partial_views():
+        covered.setdefault(found.region, set()).add(seen)
+        regions.setdefault(seen, set()).add(found.region)
     assert all(len(held) == 1 for held in (*covered.values(), *regions.values()))
+
+
+def test_views_meet_exactly_if_they_have_an_entry_in_common() -> None:
+    views = [*partial_views()]
+    columns = [view.pick("i", n) for view, _ in views[::7] for n in range(4)]
+    views += [(view, frozenset(view.of(torch.arange(48).view(12, 4)).flatten().tolist())) for view in columns]
+    for (first, one), (second, other) in combinations(views, 2):
+        assert first.meets(second) == second.meets(first) == bool(one & other)
+    assert not views[0][0].meets(replace(views[0][0], parameter="q"))
