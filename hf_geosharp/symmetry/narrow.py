@@ -106,8 +106,11 @@ class Cuts(Cut):
     def tell(self, module: nn.Module, twin: nn.Module, names: Mapping[int, str]) -> None:
         """Tells the parts that own what was cut how wide it is now."""
         for part, copied in zip(module.modules(), twin.modules(), strict=True) if self.told else ():
-            own = {(p, d) for p in part._parameters.values() if p is not None for d in self.of(names.get(id(p), ""))}
-            replace_numbers(copied, {p.shape[d]: self.width for p, d in own})
+            own = [(p, self.of(names.get(id(p), ""))) for p in part._parameters.values() if p is not None]
+            # A number may be that of matrices in one parameter, of experts say, which is as it was.
+            kept = {len(p) for p, cut in own if p.ndim > 2 and 0 not in cut}
+            numbers = {p.shape[d] for p, cut in own for d in cut} - kept
+            replace_numbers(copied, dict.fromkeys(numbers, self.width))
 
     def shortened(self, x: Any, own: Mapping[str, tuple[int, ...]]) -> Any:
         """Floating-point tensors are cut along a last axis that is as wide as a stream."""

@@ -175,6 +175,16 @@ def test_a_number_may_be_the_width_of_the_stream_or_of_the_heads(
     assert all(t.cuts and set(t.weights) == {f"parts.0.{n}" for n in "qkvo"} for t in twins)
 
 
+def test_a_number_may_be_that_of_experts(monkeypatch: pytest.MonkeyPatch, twins: list[LocalTwin]) -> None:
+    """As many as the stream is wide: were they fewer on the twin, nothing would show of the others."""
+    model = tiny.build("qwen3_moe", num_experts=tiny.WIDTH)
+    assert model.config.hidden_size == tiny.WIDTH
+    batch = synthetic(model, tokens=60)
+    units = [p for p in found(model, batch, CUT, monkeypatch).pairs if p.kind == "mlp"]
+    assert len(units) == tiny.LAYERS * tiny.WIDTH
+    assert any(t.cuts and any(".experts." in name for name in t.weights) for t in twins)
+
+
 def test_what_a_false_claim_does_shows_on_a_narrow_twin_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries that are bent have no symmetry, however long the rows are."""
 
