@@ -18,6 +18,7 @@ from hf_geosharp.symmetry.couplings import couplings
 from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.feature_views import entries_view
 from hf_geosharp.symmetry.features import Families, Node, Port, drawn
+from hf_geosharp.symmetry.graph import leaves_behind
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.partition import Partition
@@ -34,17 +35,21 @@ def exchanges(sites: Sequence[Attention], scope: str, trace: Trace, families: Fa
     as 1 + weight. Sites that read the same keys are one claim.
     """
     edges: list[tuple[Node, Node]] = []
+    sides: dict[str, int] = {}
+    """-1 or 1 for the side on which a weight stands: queries that share keys all meet the keys' norm from one."""
     tensors: dict[str, Tensor] = {}
     biases = trace.biases
     for site in sites:
-        own = {trace.parameters[id(t)]: t for t in trace.sources(site.softmax.logits) if id(t) in trace.parameters}
+        leaves = leaves_behind(site.softmax.logits)
+        own = {trace.parameters[id(t)]: t for t in leaves if id(t) in trace.parameters}
         tensors |= own
         weights = [n for n in site.entries if 1 < own[n].numel() <= _LARGEST and n not in biases.values()]
         for k, first in enumerate(weights):
             for second in weights[k + 1 :]:
-                q, key = sorted((first, second), key=lambda n: -own[n].numel())
+                q, key = sorted((first, second), key=lambda n: (-own[n].numel(), sides.get(n, 0)))
                 if not _few_meet(site.softmax.logits, own[q], own[key]):
                     continue
+                sides |= {q: -1, key: 1}
                 ports = [Port(own[n], None, families.entries(n, own[n]), 0) for n in (q, key)]
                 seeds = [torch.zeros(ports[0].count, dtype=torch.bool), torch.ones(ports[1].count, dtype=torch.bool)]
                 found = couplings(contracted(site.softmax.logits), ports, seeds)

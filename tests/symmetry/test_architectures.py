@@ -16,7 +16,7 @@ from tests.symmetry.table import TABLE, Row, unknown
 FAST = {
     "bert", "deberta-v2 own", "roformer", "modernbert", "xlnet", "bart", "t5", "whisper", "gpt2", "gpt_neox", "codegen",
     "falcon 40b", "llama", "cohere normed", "cohere2", "phi normed", "qwen3", "hunyuan_v1_dense", "nanochat", "gpt_oss",
-    "bitnet", "deepseek_v3", "dinov3_vit", "swin", "sam_vision_model",
+    "bitnet", "deepseek_v3", "dinov3_vit", "swin", "sam_vision_model", "gemma3n_text",
 }  # fmt: skip
 """Varied families that are run every time; the others are slow together."""
 
