@@ -19,7 +19,7 @@ from hf_geosharp.symmetry.graph import nodes_behind
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.logits import Logits
 from hf_geosharp.symmetry.opened import open_attention, plain_attention
-from hf_geosharp.symmetry.rows import COPIES, FINITE, LIKE, features_of, keeps_apart
+from hf_geosharp.symmetry.rows import COPIES, FINITE, LIKE, keeps_apart
 from hf_geosharp.symmetry.weights import Part, Weights
 
 _MATMULS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
@@ -175,15 +175,13 @@ class Cutter(TorchFunctionMode):
         else:
             self._logits.changed(func, args, result)
         self._weights.note(func, args, kwargs, result)
-        convolution = self._convolved(func, args, kwargs)
+        convolved = self._convolved(func, args, kwargs)
         if self.trace.norms:
-            self._follow(func, args, kwargs, result, convolution)
+            self._follow(func, args, kwargs, result, convolved)
         return result
 
-    def _follow(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, convolution: Convolution | None
-    ) -> None:
-        """Notes who but linear maps reads what a norm wrote."""
+    def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, convolved: Tensor | None) -> None:
+        """Notes who but linear maps, which have ``convolved`` among what they read, reads what a norm wrote."""
         name = getattr(func, "__name__", "")
         if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or kwargs.get("inplace"):
             changed = args[0] if args else None
@@ -198,7 +196,7 @@ class Cutter(TorchFunctionMode):
         given = args[:1] if func in COPIES else (*args, *kwargs.values())
         for x in (*given, *(x for several in given if isinstance(several, (list, tuple)) for x in several)):
             norm = self.trace.norm_of(x) if isinstance(x, Tensor) else None
-            if norm is None or (convolution is not None and x is convolution.source and self._by_channels(convolution)):
+            if norm is None or x is convolved:
                 continue
             for y in (result,) if isinstance(result, Tensor) else result:
                 if not isinstance(y, Tensor) or y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
@@ -209,7 +207,7 @@ class Cutter(TorchFunctionMode):
     def _carry(self, func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, y: Tensor) -> bool:
         """Notes a result whose features are those of what a norm wrote; returns whether they are."""
         norm, place = self.trace.norm_of(x), self.trace.features.get(x.untyped_storage().data_ptr())
-        axis = None if place is None else features_of(x, *place)
+        axis = self.trace.feature_axis(x)
         found = None if axis is None else keeps_apart(func, args, kwargs, x, axis)
         if norm is None or (found is None and func not in COPIES):
             return False
@@ -223,11 +221,14 @@ class Cutter(TorchFunctionMode):
                 self.trace.scaled.add(norm)
         return True
 
-    def _convolved(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Convolution | None:
-        """Notes a convolution with parameters that reads all channels, or of each output one; it is not cut."""
+    def _convolved(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+        """Notes a convolution with parameters that reads all channels, or of each output one; it is not cut.
+
+        Returns what it read, if its channels are the features of a norm.
+        """
         if func not in _CONVOLUTIONS and func not in _TRANSPOSED:
             return None
-        names = "input", "weight", "bias", "stride", "padding", "", "groups"
+        names = "input", "weight", "bias", "stride", "padding", "dilation, or output padding", "groups"
         given = {"padding": 0, "groups": 1, **dict(zip(names, args, strict=False)), **kwargs}
         source, weight, groups = (given[name] for name in ("input", "weight", "groups"))
         name, points = self.trace.parameters.get(id(weight)), weight.ndim - 2
@@ -237,21 +238,14 @@ class Cutter(TorchFunctionMode):
         each = groups == channels == weight.shape[0] and weight.shape[1] == 1
         if groups != 1 and not each:
             return None
-        padding = given["padding"]
+        padding, bias = given["padding"], None
         bare = padding in (0, "valid") or (isinstance(padding, (list, tuple)) and not any(padding))
-        bias = None
         if func in _CONVOLUTIONS and groups == 1 and bare:
             bias = self.trace.parameters.get(id(given.get("bias")))
         in_axis = 0 if each or func in _TRANSPOSED else 1
-        found = Convolution(name, bias, in_axis, points, source, -1 - points)
-        self.trace.convolutions.append(found)
-        return found
-
-    def _by_channels(self, convolution: Convolution) -> bool:
-        """Whether its channels are the features of a norm."""
-        x = convolution.source
-        place = self.trace.features.get(x.untyped_storage().data_ptr())
-        return place is not None and features_of(x, *place) == x.ndim + convolution.source_axis
+        norm = self.trace.norm_of(source) if self.trace.feature_axis(source) == source.ndim - 1 - points else None
+        self.trace.convolutions.append(Convolution(name, bias, in_axis, points, norm))
+        return None if norm is None else source
 
     # ------------------------------------------------------------------------------------------------------- cuts
 

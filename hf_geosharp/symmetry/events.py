@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.graph import Behind, leaf_at
 from hf_geosharp.symmetry.recorded import Call
+from hf_geosharp.symmetry.rows import features_of
 from hf_geosharp.symmetry.weights import Slab
 
 
@@ -48,16 +49,14 @@ class Convolution:
         bias: that, where every output reads every input at every point: not where there are zeros around.
         in_axis: which dimension of the weight counts the channels that it reads.
         points: how many dimensions the kernel has.
-        source: what it read.
-        source_axis: counts the channels.
+        norm: the norm that wrote what it read, if its features are the channels.
     """
 
     weight: str
     bias: str | None
     in_axis: int
     points: int
-    source: Tensor
-    source_axis: int
+    norm: str | None
 
 
 @dataclass(eq=False)
@@ -98,6 +97,8 @@ class Trace:
     parameters: dict[int, str] = field(default_factory=dict)
     norms: dict[int, str] = field(default_factory=dict)
     """Storage of what a module with a vector of weights (a norm) wrote -> the module."""
+    norm_axes: dict[str, int | None] = field(default_factory=dict)
+    """Which axis of what each of them wrote counts its features, -1 or 1, by the sizes alone."""
     features: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Of the same storage how many features a row has, and how far apart they lie; where that is known."""
     before_norm: dict[str, tuple[Tensor, str, str]] = field(default_factory=dict)
@@ -163,8 +164,23 @@ class Trace:
             # Tensors within vmap, and others that are no memory, are not what a norm wrote.
             return None
 
-    def sources(self, tensor: Tensor) -> list[Tensor]:
-        """The leaves (cuts and parameters) on which a tensor of the trace depends, always in the same order."""
+    def feature_axis(self, tensor: Tensor) -> int | None:
+        """The axis of what a norm wrote that counts its features, from the first one on; None where that is not known.
+
+        To be asked of what :meth:`norm_of` knows.
+        """
+        try:
+            place = self.features.get(tensor.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError):  # as above
+            return None
+        return None if place is None else features_of(tensor, *place)
+
+    def behind(self, tensor: Tensor) -> int:
+        """The leaves (cuts and parameters) on which a tensor of the trace depends, as bits of :attr:`leaves`."""
         if tensor.grad_fn is None:
-            return [tensor] if tensor.requires_grad else []
-        return self.leaves.listed(self.leaves.of(tensor))
+            return self.leaves.bits([tensor]) if tensor.requires_grad else 0
+        return self.leaves.of(tensor)
+
+    def sources(self, tensor: Tensor) -> list[Tensor]:
+        """The same as a list, always in the same order."""
+        return self.leaves.listed(self.behind(tensor))

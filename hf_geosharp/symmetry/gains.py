@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from hf_geosharp.symmetry.events import Convolution, Linear, Trace
 from hf_geosharp.symmetry.experts import Readers
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
-from hf_geosharp.symmetry.rows import features_of
 from hf_geosharp.symmetry.trace import norm_parameters
 
 
@@ -65,17 +64,16 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             {*(r.weight for r in mapped), *(r.bias or r.weight for r in mapped)}
         ):
             continue
-        gain = _gain(own, path, mapped, names, LocalTwin(module, trace.calls[path], names))
+        twin = LocalTwin(module, trace.calls[path], names)
+        gain = _gain(own, path, trace.norm_axes[path], mapped, names, twin)
         if gain is not None:
             yield gain
 
 
 def _across(trace: Trace, linear: Linear) -> bool:
     """Whether what it sums over is known to be something else than the features of a norm: tokens, say."""
-    x = linear.source
-    place = trace.features.get(x.untyped_storage().data_ptr())
-    axis = None if place is None else features_of(x, *place)
-    return axis is not None and axis != linear.source_axis % x.ndim
+    axis = trace.feature_axis(linear.source)
+    return axis is not None and axis != linear.source_axis % linear.source.ndim
 
 
 def _convolved(trace: Trace, uses: Mapping[str, Sequence[Linear]]) -> dict[str, tuple[Reader, ...]]:
@@ -85,7 +83,7 @@ def _convolved(trace: Trace, uses: Mapping[str, Sequence[Linear]]) -> dict[str, 
         used.setdefault(convolution.weight, []).append(convolution)
     found: dict[str, dict[Reader, None]] = {}
     for weight, own in used.items():
-        sources = {trace.norm_of(x.source) for x in own}
+        sources = {x.norm for x in own}
         readers = {Reader(weight, x.in_axis, x.bias, points=x.points) for x in own}
         for norm in sources:
             if norm is None:
@@ -161,7 +159,7 @@ def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | 
     if all(_of_one_place(x) for x in events):
         return reader  # of experts, some of which no token has reached: to be tried
     rows = sorted({_rows(x) for x in events}, key=lambda own: own.start)
-    if len(weight.shape) != 2 or any(a.stop != b.start for a, b in itertools.pairwise(rows)):
+    if len(weight.shape) != 2 or any(a.stop != b.start for a, b in pairwise(rows)):
         return None
     if any(x.bias and x.bias.start != (_rows(x).start,) for x in events):
         return None
@@ -169,25 +167,27 @@ def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | 
 
 
 def _gain(
-    own: tuple[nn.Parameter, nn.Parameter | None], path: str, readers: tuple[Reader, ...], names: Mapping[int, str],
-    twin: LocalTwin,
+    own: tuple[nn.Parameter, nn.Parameter | None], path: str, axis: int | None, readers: tuple[Reader, ...],
+    names: Mapping[int, str], twin: LocalTwin,
 ) -> Gain | None:  # fmt: skip
-    """The fold of a norm, with the offset (weight or 1 + weight) under which its output scales with the gain."""
+    """The fold of a norm, with the offset (weight or 1 + weight) under which its output scales with the gain.
+
+    Along the ``axis`` that counts its features; None where nothing says which.
+    """
     weight, bias = own
     gain_name = names[id(weight)]
     bias_name = names[id(bias)] if bias is not None else None
     base = twin.run(twin.weights)
-    if len(base) != 1:
+    if len(base) != 1 or axis is None or base[0].shape[axis] != weight.shape[0]:
         return None
-    axes = [a for a, n in enumerate(base[0].shape) if n == weight.shape[0]]
     t = torch.rand(weight.shape[0], generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(weight.device)
     t = t + 0.5
-    for offset, axis in itertools.product((0.0, 1.0), axes):
+    for offset in (0.0, 1.0):
         moved = dict(twin.weights)
         moved[gain_name] = (twin.weights[gain_name] + offset) * t - offset
         if bias_name:
             moved[bias_name] = twin.weights[bias_name] * t
-        scaled = base[0] * t.view(-1, *[1] * (base[0].ndim - 1 - axis))
+        scaled = (base[0].movedim(axis, -1) * t).movedim(-1, axis)
         if torch.allclose(twin.run(moved)[0], scaled, rtol=1e-6, atol=1e-9):
             name = f"{path}.gain" if path else "gain"
             gain = Gain(name, path, gain_name, bias_name, readers, weight.shape[0], offset)

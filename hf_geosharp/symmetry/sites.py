@@ -52,6 +52,7 @@ def attentions(trace: Trace, families: Families) -> Iterator[Attention]:
     known: dict[object, tuple[Portrait, Attention]] = {}
     readers = _readers(trace)
     for softmax in trace.softmaxes:
+        # In the order of its own graph, whatever was asked before: attentions that are alike have it in common.
         sources = leaves_behind(softmax.logits)
         outputs = _within(softmax, readers.get(id(softmax.leaf), ()))
         used = [linear for linear in trace.linears if any(linear.leaf is s for s in sources)]

@@ -136,6 +136,8 @@ def _scoped(model: nn.Module, cutter: Cutter, result: Trace) -> Iterator[None]:
                 axes = [a for a in (-1, 1) if output.ndim > max(a, 0) and output.shape[a] == len(own[0])]
                 if axes:
                     result.features[memory] = len(own[0]), output.stride(axes[0])
+                if result.norm_axes.setdefault(name, next(iter(axes), None)) not in axes:
+                    result.bypassed.add(name)  # nothing says where its features are
                 gain = result.parameters.get(id(own[0]))
                 if gain is not None and args and isinstance(args[0], Tensor):
                     bias = result.parameters.get(id(own[1]), "")

@@ -48,7 +48,7 @@ def units(trace: Trace, families: Families, trials: Trials, names: Callable[[str
     stream = leaves.of_many((x.source for x in trace.linears), many)
     written = leaves.bits(x.leaf for x in trace.linears) & ~stream
     for reader in trace.linears:
-        behind = leaves.of(reader.source)
+        behind = trace.behind(reader.source)
         if behind & mixing:
             continue
         for s in _felt(reader, leaves.listed(behind & written)):

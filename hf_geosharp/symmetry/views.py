@@ -121,9 +121,7 @@ class View:
             return False
         dimensions = range(len(self.start))
         # Most lie apart, experts say: then their ends tell.
-        if any(
-            self._last(d) < other.start[d] or other._last(d) < self.start[d] for d in dimensions
-        ):  # fmt: skip
+        if any(self._last(d) < other.start[d] or other._last(d) < self.start[d] for d in dimensions):
             return False
         return not any(self._indices(d).isdisjoint(other._indices(d)) for d in dimensions)
 

@@ -270,6 +270,27 @@ CASES: dict[str, Case] = {
         a=lambda: nn.Conv1d(WIDTH, WIDTH, 5, padding=2, padding_mode="circular", groups=WIDTH),
         b=lambda: nn.Conv2d(WIDTH, WIDTH, (3, 1), padding=(1, 0), padding_mode="reflect"),
     ),
+    "one of each channel, twice": reads(
+        lambda m, x: _channels(m, x).unflatten(-1, (WIDTH, 2)).sum(-1),
+        a=lambda: nn.Conv1d(WIDTH, 2 * WIDTH, 3, padding=1, groups=WIDTH),
+    ),
+    "one of each channel, that spreads tokens": reads(
+        lambda m, x: _channels(m, x)[:, ::2], A,
+        a=lambda: nn.ConvTranspose1d(WIDTH, WIDTH, 2, stride=2, groups=WIDTH),
+    ),
+    "one with holes, of three dimensions, its weight and input by name": reads(
+        lambda m, x: functional.conv3d(
+            input=m.norm(x).mT[..., None, None], weight=m.a.weight, padding=(2, 0, 0), dilation=(2, 1, 1)
+        )[..., 0, 0].mT,
+        A, a=lambda: nn.Conv3d(WIDTH, WIDTH, (3, 1, 1), bias=False),
+    ),
+    "one of a sample at a time": reads(
+        lambda m, x: torch.stack([m.a(y.T).T for y in m.norm(x)]), A, a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+    ),
+    "one whose weight is made of others": reads(
+        lambda m, x: functional.conv1d(m.norm(x).mT, m.a.weight.tanh(), padding=1).mT,
+        a=lambda: nn.Conv1d(WIDTH, WIDTH, 3, bias=False),
+    ),
     "one that spreads tokens": reads(
         lambda m, x: _channels(m, x)[:, ::2], A, a=lambda: nn.ConvTranspose1d(WIDTH, WIDTH, 2, stride=2)
     ),
@@ -417,6 +438,19 @@ def test_the_gain_of_a_batch_norm_folds_into_what_reads_its_channels() -> None:
     before = outputs(model, inputs())
     found.apply(model, found.random_element(model, 0, 10.0))
     torch.testing.assert_close(outputs(model, inputs()), before, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("tokens", [WIDTH, WIDTH - 1])
+def test_where_sizes_do_not_say_which_axis_counts_channels_nothing_false_is_claimed(tokens: int) -> None:
+    """As many tokens as channels: a linear map of tokens would look like one of channels."""
+    channels = Reading(lambda m, x: m.a(m.norm(x.mT).mT), nn.BatchNorm1d(WIDTH), a=linear())  # type: ignore[operator]
+    across = Reading(
+        lambda m, x: m.a(m.norm(x.mT)).mT,  # type: ignore[operator]
+        nn.BatchNorm1d(WIDTH), a=nn.Linear(tokens, tokens),
+    )  # fmt: skip
+    batch = {"x": torch.randn(3, tokens, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)}
+    assert len(gains(find_symmetries(channels, batch, prove=False))) >= (tokens != WIDTH)
+    assert gains(find_symmetries(across, batch, prove=False)) == []
 
 
 def test_a_norm_whose_output_the_model_returns_too_does_not_fold() -> None:

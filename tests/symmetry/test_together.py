@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from benchmarks import tiny
-from hf_geosharp.symmetry import find_symmetries
+from hf_geosharp.symmetry import find_symmetries, probe
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.pairs import Pair
@@ -74,6 +74,22 @@ def test_the_same_is_found_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch
     together = find_symmetries(model, batch, prove=False)
     monkeypatch.setattr(Trials, "at_once", lambda *_: None)
     assert find_symmetries(model, batch, prove=False) == together
+
+
+@pytest.mark.parametrize("largest", [1, probe.DIFFERENTIATED])
+def test_modules_too_large_to_be_differentiated_are_tried_one_by_one(
+    largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, graphs = LocalTwin.run, [False]
+
+    def noted(self: LocalTwin, weights: Any, scale: float = 1.0, graph: bool = False) -> list[Tensor]:
+        graphs.append(graph)
+        return run(self, weights, scale, graph)
+
+    monkeypatch.setattr(LocalTwin, "run", noted)
+    monkeypatch.setattr(probe, "DIFFERENTIATED", largest)
+    assert claimed(Stack()) == {0, 1, 2, 3}
+    assert any(graphs) == (largest > 1)
 
 
 def test_more_experts_take_no_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:

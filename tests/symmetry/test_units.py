@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.units import MANY
 from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import (
     HEAD,
@@ -287,6 +288,12 @@ def test_however_few_the_units_of_a_relu_are_their_sign_is_not_claimed(units: in
     """A random element of few numbers may be positive throughout, under which a ReLU looks as if any sign would do."""
     found = find_symmetries(Residual(Mlp(functional.relu, units=units), seed=seed), inputs(seed))
     assert outside(found) == {"mlp GL(1)+": units}
+
+
+def test_units_of_a_stream_that_many_maps_read_are_found_in_every_layer() -> None:
+    layers = MANY // 2 + 8
+    found = find_symmetries(Residual(*(Mlp(torch.relu) for _ in range(layers))), inputs())
+    assert [p.module for p in found.pairs if p.kind == "mlp"] == [f"parts.{n}" for n in range(layers)]
 
 
 def test_the_factors_of_gated_units_are_their_rows_and_columns() -> None:
