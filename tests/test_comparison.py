@@ -492,7 +492,7 @@ def test_a_result_that_will_be_comparable_is_not_refused_beforehand(
     for number, changes in enumerate(
         (
             {},
-            {"metric": "mix", "rho": [0.02, 0.1], "geodesic": "exact", "symmetries": "attention", "ascent": "apgd"},
+            {"metric": "mix", "rho": [0.002, 0.01], "geodesic": "exact", "symmetries": "attention", "ascent": "apgd"},
             {"metric": "adaptive", "seed": 3, "starts": 2, "max_length": 6, "dtype": "float64"},
             {"average": True, "labels": "model", "samples": 17},
         )

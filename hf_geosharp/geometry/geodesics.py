@@ -11,8 +11,10 @@ Small matrices are float64 or complex128, whatever the dtype of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,9 +26,16 @@ Acceleration = Callable[[Pairwise, Pairwise], Pairwise]
 """(coefficients, velocities) -> accelerations, each for both factors."""
 
 TOLERANCE = {torch.float32: 1e-7, torch.complex64: 1e-7, torch.float64: 1e-10, torch.complex128: 1e-10}
-"""Relative error at which the integration stops refining its step, by the dtype of the weights."""
+"""Relative error of the end point of an integrated geodesic, by the dtype of the weights."""
 
-MAX_STEPS = 1024
+SHORTEST = 1 / 4096
+"""Length of a step, as a share of the whole, below which none is tried that is shorter."""
+
+LONGER, SHORTER, SAFE = 4.0, 0.2, 0.9
+"""How many times as long as the last step the next one is at most, at least, and as a share of what errors allow."""
+
+PARTS = (2, 4, 6, 8)
+"""Parts of the midpoint rules that make a step of the integration."""
 
 
 @dataclass(frozen=True)
@@ -177,63 +186,87 @@ def start(like: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([one, zero], dim=-2), torch.cat([zero, one], dim=-2)
 
 
-def integrate(acceleration: Acceleration, c: Pairwise, v: Pairwise, steps: int) -> Pairwise:
-    """End point at t = 1 by ``steps`` classical Runge-Kutta steps of the geodesic equation c̈ = acceleration(c, ċ)."""
-    dt = 1.0 / steps
-    for _ in range(steps):
-        a1 = acceleration(c, v)
-        v2 = _move(v, a1, dt / 2)
-        a2 = acceleration(_move(c, v, dt / 2), v2)
-        v3 = _move(v, a2, dt / 2)
-        a3 = acceleration(_move(c, v2, dt / 2), v3)
-        v4 = _move(v, a3, dt)
-        a4 = acceleration(_move(c, v3, dt), v4)
-        c, v = (
-            _pairwise(lambda x, p, q, r, s: x + dt / 6 * (p + 2 * q + 2 * r + s), c, v, v2, v3, v4),
-            _pairwise(lambda x, p, q, r, s: x + dt / 6 * (p + 2 * q + 2 * r + s), v, a1, a2, a3, a4),
-        )
+def integrate(acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: float) -> Pairwise:
+    """End point at t = 1 of the geodesic equation c̈ = acceleration(c, ċ), by steps as long as the tolerance allows.
+
+    The error of a step is at most its share of the tolerance.
+
+    Raises:
+        ArithmeticError: the geodesic does not reach t = 1 (it leaves the full-rank pairs first): no step is short
+            enough.
+    """
+    left = length = 1.0
+    while left > 0:
+        length = min(length, left)
+        try:
+            *end, error = step(acceleration, c, v, length)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            # On its way a factor lost rank: with shorter steps it may not.
+            end, error = [], math.inf
+        share = error / (length * tolerance)
+        if share <= 1:
+            c, v = end
+            left -= length
+        elif not length > SHORTEST:
+            raise ArithmeticError(
+                f"the exact geodesic did not converge with steps of {length:.0e} of its length: the radius is too "
+                "large for this metric; lower it or use the second-order geodesic"
+            )
+        length *= _times(share)
     return c
 
 
-def integrate_to_tolerance(acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: float) -> Pairwise:
-    """End point at t = 1, with the number of steps doubled until two results agree within ``tolerance``.
+def _times(share: float) -> float:
+    """How many times as long a step may be whose error is this share of what is allowed; the share goes by powers of 6.
 
-    The comparison is the Runge-Kutta error estimate |x_2n - x_n| / 15 relative to the largest coefficient.
-
-    Raises:
-        ArithmeticError: the geodesic does not reach t = 1 (it leaves the full-rank pairs first), so that no number
-            of steps up to 1024 agrees.
+    What is no number, or infinite, is too long by nobody knows how much.
     """
-    steps, last = 2, None
-    with torch.no_grad():
-        while steps <= MAX_STEPS:
-            try:
-                end = integrate(acceleration, c, v, steps)
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                # On its way a factor lost rank: with shorter steps it may not.
-                steps, last = 2 * steps, None
-                continue
-            if last is not None:
-                error = max(float((x - y).abs().max()) for x, y in zip(end, last, strict=True)) / 15
-                if error <= tolerance * max(1.0, *(float(x.abs().max()) for x in end)):
-                    break
-            steps, last = 2 * steps, end
-        else:
-            raise ArithmeticError(
-                f"the exact geodesic did not converge in {MAX_STEPS} steps: the radius is too large for this metric; "
-                "lower it or use the second-order geodesic"
-            )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in acceleration(c, v)):
-        return integrate(acceleration, c, v, steps)
-    return end
+    if not share < math.inf:
+        return SHORTER
+    return min(LONGER, max(SHORTER, SAFE * share ** (-1 / 6))) if share > 0 else LONGER
+
+
+def step(acceleration: Acceleration, c: Pairwise, v: Pairwise, length: float) -> tuple[Pairwise, Pairwise, float]:
+    """Coefficients and velocity after a step of order 8, and the error of one of order 6.
+
+    They are what midpoint rules of :data:`PARTS` parts tend to (Gragg, *On extrapolation algorithms for ordinary
+    initial value problems*, 1965; Bulirsch and Stoer, 1966), whose errors are series in the squares of the lengths of
+    their parts; of order 6 without the first. The error is relative to the largest coefficient of both factors, or the
+    largest velocity, where they are above 1; NaN if anything is.
+    """
+    first = acceleration(c, v)
+    ends = [_midpoints(acceleration, c, v, first, length, parts) for parts in PARTS]
+    shares, limits = [], []
+    for end in zip(*ends, strict=True):
+        limit, other = _limit(end, PARTS), _limit(end[1:], PARTS[1:])
+        with torch.no_grad():
+            size, apart = (torch.stack([x.abs().max() for x in xs]).max() for xs in (limit, _move(limit, other, -1.0)))
+            shares.append(apart / size.clamp_min(1.0))
+        limits.append(limit)
+    return limits[0], limits[1], float(torch.stack(shares).max())
+
+
+def _midpoints(
+    acceleration: Acceleration, c: Pairwise, v: Pairwise, first: Pairwise, length: float, parts: int
+) -> tuple[Pairwise, Pairwise]:
+    """Coefficients and velocity after a step of this length by an even number of parts; ``first`` is at its start."""
+    dt = length / parts
+    before, now = (c, v), (_move(c, v, dt), _move(v, first, dt))
+    for _ in range(parts - 1):
+        bend = acceleration(*now)
+        before, now = now, (_move(before[0], now[1], 2 * dt), _move(before[1], bend, 2 * dt))
+    return now
+
+
+def _limit(ends: Sequence[Pairwise], parts: Sequence[int]) -> Pairwise:
+    """What ends by so many parts tend to as these get short: of polynomials in 1/n² through them, the value at 0."""
+    weights = [math.prod(n**2 / (n**2 - m**2) for m in parts if m != n) for n in parts]
+    g, h = (sum(weight * end[i] for weight, end in zip(weights, ends, strict=True)) for i in (0, 1))
+    return cast(Pairwise, (g, h))
 
 
 def _move(x: Pairwise, v: Pairwise, dt: float) -> Pairwise:
     return x[0] + dt * v[0], x[1] + dt * v[1]
-
-
-def _pairwise(f: Callable[..., Tensor], *xs: Pairwise) -> Pairwise:
-    return f(*(x[0] for x in xs)), f(*(x[1] for x in xs))
 
 
 def _eye_like(x: Tensor) -> Tensor:
