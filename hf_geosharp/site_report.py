@@ -24,7 +24,13 @@ refuted on this model; not tried."""
 
 _POSITIVE = Group(1, positive=True)
 
-_FOLD_GROUPS = {"key_bias": "shift", "value_bias": "shift", "qk_mean": "shift", "norm_gain": "scale"}
+_FOLD_GROUPS = {
+    "key_bias": "shift",
+    "value_bias": "shift",
+    "qk_mean": "shift",
+    "norm_gain": "scale",
+    "layer_scale": "scale",
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class SiteReport:
     """One symmetry of one module.
 
     Attributes:
-        kind: "qk", "vo", "mlp", "lora", "key_bias", "value_bias", "norm_gain", ...
+        kind: "qk", "vo", "mlp", "lora", "key_bias", "value_bias", "norm_gain", "layer_scale", ...
         module, name: where, and its name in messages.
         group: of each copy, such as "GL(64)" or "GL(1,C)"; of a fold "shift(64)", "scale(768)" or "affine(768)".
         copies: how many copies: heads, rotary frequencies of all heads, units.

@@ -79,7 +79,7 @@ def test_means_that_layer_norms_take_out_move_the_score_as_far_as_it_is_said(
     )
 
 
-@pytest.mark.parametrize("kind", ["relative biases", "embeddings"])
+@pytest.mark.parametrize("kind", ["relative biases", "embeddings", "biases of a norm before the residual"])
 def test_constants_that_cancel_move_the_score_and_not_the_function(kind: str) -> None:
     batch = bert_batches(1)[0]
     if kind == "relative biases":
@@ -98,6 +98,13 @@ def test_constants_that_cancel_move_the_score_and_not_the_function(kind: str) ->
             for name, p in model.named_parameters():
                 if "relative_attention_bias" in name:
                     p += 5
+        elif kind == "biases of a norm before the residual":
+            layer = model.bert.encoder.layer[0].attention
+            by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
+            model.bert.embeddings.LayerNorm.bias += by
+            for linear in (layer.self.query, layer.self.key, layer.self.value):
+                linear.bias -= linear.weight @ by
+            layer.output.dense.bias -= by
         else:
             by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
             model.bert.embeddings.word_embeddings.weight += by
@@ -105,6 +112,25 @@ def test_constants_that_cancel_move_the_score_and_not_the_function(kind: str) ->
     # Softmaxes of T5 were single precision before.
     rounding = 1e-6 if kind == "relative biases" and TRANSFORMERS < (5, 0) else 1e-12
     assert torch.allclose(model(**batch).logits, before, rtol=0, atol=rounding)
+    assert abs(measured() / value - 1) > 0.01
+
+
+def test_a_vector_added_to_all_rows_of_a_router_moves_the_score_and_not_the_function() -> None:
+    model = tiny.build("mixtral", dtype=torch.float32).eval()  # grouped products are of single precision
+    batch = synthetic(model, tokens=9)
+
+    def measured() -> float:
+        return score(
+            model, [batch], loss=lambda out, _: (out.last_hidden_state**2).mean((1, 2)), rho=0.3
+        ).geodesic_sharpness  # fmt: skip
+
+    before, value = model(**batch).last_hidden_state.detach(), measured()
+    routers = [p for n, p in model.named_parameters() if n.endswith("gate.weight")]
+    assert len(routers) == 2
+    with torch.no_grad():
+        for p in routers:
+            p += 1.0
+    assert torch.allclose(model(**batch).last_hidden_state, before, rtol=0, atol=1e-5)
     assert abs(measured() / value - 1) > 0.01
 
 

@@ -23,6 +23,7 @@ _FOLDED = {
     "value_bias": "value biases",
     "qk_mean": "means of normalised queries and keys",
     "norm_gain": "gains of norms",
+    "layer_scale": "scales of layers' outputs",
 }
 _REPEATED = ("samples", "batch_size", "batches", "seed", "dtype", "labels")
 """Of the identities of model and data what the settings say already."""

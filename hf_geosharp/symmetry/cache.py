@@ -23,14 +23,14 @@ from torch import nn
 
 from hf_geosharp import atomic
 from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_batches, of_code, of_config, of_layout
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, Reader, ValueBias
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, LayerScale, Mean, Reader, ValueBias, Writer
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 8
+SCHEMA = 9
 """Of the files; a change of how they are written raises it."""
 
 PACKAGE = Path(__file__).parents[1]
@@ -135,7 +135,8 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------- as JSON
 
 _CLASSES: dict[str, type[Any]] = {
-    c.__name__: c for c in (Pair, Between, KeyBias, ValueBias, Mean, Gain, Scale, Reader, Group, View, Axis)
+    c.__name__: c
+    for c in (Pair, Between, KeyBias, ValueBias, Mean, Gain, LayerScale, Scale, Reader, Writer, Group, View, Axis)
 }
 
 

@@ -539,7 +539,8 @@ class Cutter(TorchFunctionMode):
             return None
         result = func(input.detach(), *args, **kwargs)
         leaf = result.detach().movedim(dim, -1).clone().requires_grad_()
-        found = Softmax(self._logits.before_mixing(input, dim), leaf, tuple(self.scope))
+        mixed = self._logits.before_mixing(input, dim)
+        found = Softmax(input.movedim(dim, -1) if mixed is None else mixed, leaf, tuple(self.scope), mixed is None)
         self._note(found)
         if _picked(input):
             self.trace.selecting.add(id(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -61,11 +62,15 @@ class Convolution:
 
 @dataclass(eq=False)
 class Softmax:
-    """One softmax: its logits (..., queries, keys), what it sums to one over last, and the leaf of its result."""
+    """One softmax: its logits (..., queries, keys), what it sums to one over last, and the leaf of its result.
+
+    ``direct`` if it is a softmax of just these: no other weights, and nothing that mixes logits before.
+    """
 
     logits: Tensor
     leaf: Tensor
     scope: tuple[str, ...]
+    direct: bool = False
 
 
 @dataclass(eq=False)
@@ -131,6 +136,8 @@ class Trace:
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
     unread: dict[int, list[tuple[Tensor, str, int]]] = field(default_factory=dict)
     """Tensors that modules have returned and nobody has read since, by identity, with their modules and places."""
+    ends: list[Any] = field(default_factory=list)
+    """Nodes of the graph that make the model's outputs."""
     felt: set[int] = field(default_factory=set)
     """Identities of the leaves that a later cut or the model's output depends on: others only choose, by an index."""
     leaves: Behind[Tensor] = field(default_factory=lambda: Behind(leaf_at))

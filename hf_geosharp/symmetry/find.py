@@ -36,6 +36,7 @@ from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias
 from hf_geosharp.symmetry.gains import gains, usable
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
+from hf_geosharp.symmetry.layer_scales import layer_scales
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
 from hf_geosharp.symmetry.layouts.traced import disagreement
 from hf_geosharp.symmetry.map import SymmetryMap
@@ -53,7 +54,9 @@ from hf_geosharp.symmetry.verify import Verified, verify
 from hf_geosharp.wrappers import check_module, uncompiled
 
 PRESETS: dict[str, frozenset[str]] = {
-    "full": frozenset({"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain"}),
+    "full": frozenset(
+        {"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain", "layer_scale"}
+    ),
     "attention": frozenset({"qk", "vo", "key_bias", "value_bias"}),
     "paper": frozenset({"qk", "vo"}),
 }
@@ -201,6 +204,9 @@ def _find(
     scales = [s for s in (*found.scales, *outside) if isinstance(s, Scale) and s.kind in kinds]
     used = tuple(p for p in pairs if p.kind in kinds)
     folds: list[Fold] = [*_gains(model, names, traced, used, kinds), *found.biases]
+    taken = {f.gain for f in folds if isinstance(f, Gain)}
+    scaled = layer_scales(model, names, traced) if "layer_scale" in kinds else ()
+    folds += [replace(f, name=found.names(f.module, f.kind)) for f in scaled if f.scale.parameter not in taken]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
     missed = tuple(text for text in notes if not text.endswith(f": {ONE_SIDED}"))
     notes += tuple(inactive(getattr(model, "config", None)))

@@ -1,8 +1,9 @@
 """Symmetries that fold away: instead of a quotient, a representative in which the direction is simply absent.
 
 The key bias that softmax ignores, the value bias that adds to the output bias, the mean that a norm takes out of a
-head, the gain and bias of a norm that only linear maps read. Each is moved to its representative before a score is
-taken (the function stays); what the representative sets to a constant is then neither a coordinate nor perturbed.
+head, the gain and bias of a norm that only linear maps read, numbers that what a linear map writes is multiplied by.
+Each is moved to its representative before a score is taken (the function stays); what the representative sets to a
+constant is then neither a coordinate nor perturbed.
 """
 
 from __future__ import annotations
@@ -231,7 +232,8 @@ class Reader:
     """A linear map that reads a norm's output: its weight, which axis is the input, and its bias if it has one.
 
     ``part`` is (axis, start, size) of the outputs, where it is a part of the parameters. A convolution has as many
-    ``points`` dimensions last, those of its kernel.
+    ``points`` dimensions last, those of its kernel. ``shiftable`` is one to whose output any vector can be added, as to
+    the keys under a softmax: it needs no bias.
     """
 
     weight: str
@@ -239,6 +241,7 @@ class Reader:
     bias: str | None
     part: tuple[int, int, int] | None = None
     points: int = 0
+    shiftable: bool = False
 
     def weight_of(self, weights: Weights) -> Tensor:
         """What reads the norm's output; a view."""
@@ -256,8 +259,8 @@ class Reader:
 class Gain(Fold):
     """A norm's gain γ (and bias β) that only linear maps read: W γ = W', b + W β = b'.
 
-    ``offset`` is 1 where the norm multiplies by 1 + weight. β folds only where every reader has a bias; otherwise
-    it stays a parameter, in units of the gain.
+    ``offset`` is 1 where the norm multiplies by 1 + weight. β folds only where every reader has a bias, or needs
+    none; otherwise it stays a parameter, in units of the gain.
     """
 
     name: str
@@ -278,7 +281,7 @@ class Gain(Fold):
     @property
     def folds_bias(self) -> bool:
         """Whether β folds too."""
-        return self.bias is not None and all(r.bias for r in self.readers)
+        return self.bias is not None and all(r.bias or r.shiftable for r in self.readers)
 
     @property
     def dimension(self) -> int:
@@ -345,3 +348,72 @@ class Gain(Fold):
     def _map(weight: Tensor, x: Tensor, reader: Reader) -> Tensor:
         made = torch.tensordot(weight, x, dims=([reader.in_axis], [0]))
         return made.flatten(-reader.points).sum(-1) if reader.points else made
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A linear map whose output is multiplied: its weight, the axis that counts the outputs, and its bias, if any."""
+
+    weight: str
+    out_axis: int
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class LayerScale(Fold):
+    """Numbers λ that what linear maps write is multiplied by, one for each feature or for all: λ (W x + b).
+
+    λ W = W', λ b = b' (Touvron et al., *Going deeper with image transformers*, arXiv 2103.17239, equation 4).
+    """
+
+    name: str
+    module: str
+    scale: View
+    writers: tuple[Writer, ...]
+    kind: str = "layer_scale"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """λ, and what writes."""
+        return (self.scale.parameter, *(p for w in self.writers for p in (w.weight, w.bias) if p))
+
+    @property
+    def dimension(self) -> int:
+        """How many numbers λ has."""
+        return self.scale.count * self.scale.width * self.scale.height
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """λ."""
+        return (self.scale,)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """Factors from condition^-½ to condition^½."""
+        return {"t": condition ** (torch.rand(self.dimension, generator=generator, dtype=torch.float64) - 0.5)}
+
+    def inverse(self, move: Move) -> Move:
+        """1 / t."""
+        return {"t": 1 / move["t"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """λ -> λ t, W -> W / t, b -> b / t."""
+        self.break_(weights, move)
+        self._write(weights, 1 / move["t"].to(weights[self.scale.parameter]))
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """λ alone."""
+        scale = weights[self.scale.parameter]
+        scale.mul_(move["t"].to(scale).view_as(scale))
+
+    def canonicalise(self, weights: Weights) -> None:
+        """λ = 1, with everything in what writes."""
+        scale = weights[self.scale.parameter]
+        self._write(weights, scale.flatten())
+        scale.fill_(1.0)
+
+    def _write(self, weights: Weights, t: Tensor) -> None:
+        for writer in self.writers:
+            weight = weights[writer.weight]
+            weight.mul_(t.reshape([-1 if axis == writer.out_axis else 1 for axis in range(weight.ndim)]))
+            if writer.bias:
+                weights[writer.bias].mul_(t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -10,11 +11,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from hf_geosharp.symmetry.events import Convolution, Linear, Trace
+from hf_geosharp.symmetry.events import Convolution, Linear, Softmax, Trace
 from hf_geosharp.symmetry.experts import Readers
+from hf_geosharp.symmetry.features import drawn
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
 from hf_geosharp.symmetry.trace import norm_parameters
+
+NEAR = 1e-3
+"""Relative difference of numbers that are taken for one here; the model decides."""
 
 
 def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[Gain]:
@@ -22,14 +27,7 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
 
     A linear map counts if the norm is all that it ever reads, and if its parameters are used for nothing else.
     """
-    owners: dict[int, int] = {}
-    for module in model.modules():
-        for p in module._parameters.values():
-            if p is not None:
-                owners[id(p)] = owners.get(id(p), 0) + 1
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    private = {names[id(p)] for p in parameters.values() if id(p) in names and owners.get(id(p)) == 1}
-    private -= trace.looked_up
+    alone = private(model, names, trace)
     uses: dict[str, list[Linear]] = {}
     for linear in trace.linears:
         uses.setdefault(linear.weight.parameter, []).append(linear)
@@ -56,18 +54,26 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
             continue
         if any(id(p) not in names for p in own if p is not None) or (path in trace.scaled and own[1] is not None):
             continue
-        mapped = _readers(readers, private, own[0].shape[0])
+        mapped = _readers(readers, alone, own[0].shape[0])
         if mapped is None or any(_in_blocks(uses[r.weight]) for r in mapped if r.part):
             continue
         mapped = experts.all_of(path, (*mapped, *convolved.get(path, ())), readers)
-        if mapped is None or not private.issuperset(
-            {*(r.weight for r in mapped), *(r.bias or r.weight for r in mapped)}
-        ):
+        if mapped is None or not alone.issuperset({*(r.weight for r in mapped), *(r.bias or r.weight for r in mapped)}):
             continue
+        if own[1] is not None:
+            mapped = tuple(
+                replace(r, shiftable=not r.bias and _shiftable(uses.get(r.weight, ()), trace)) for r in mapped
+            )
         twin = LocalTwin(module, trace.calls[path], names)
         gain = _gain(own, path, trace.norm_axes[path], mapped, names, twin)
         if gain is not None:
             yield gain
+
+
+def private(model: nn.Module, names: Mapping[int, str], trace: Trace) -> set[str]:
+    """Names of the parameters that one module owns, and of which no rows are looked up."""
+    owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    return {names[key] for key, count in owners.items() if count == 1 and key in names} - trace.looked_up
 
 
 def _across(trace: Trace, linear: Linear) -> bool:
@@ -164,6 +170,37 @@ def _reader(events: Sequence[Linear], private: set[str], size: int) -> Reader | 
     if any(x.bias and x.bias.start != (_rows(x).start,) for x in events):
         return None
     return replace(reader, part=(weight.out[0], rows[0].start, rows[-1].stop - rows[0].start))
+
+
+def _shiftable(events: Sequence[Linear], trace: Trace) -> bool:
+    """Whether the same can be added to all that these linear maps write: keys, which nothing but a softmax sees."""
+    for linear in events:
+        bit = trace.leaves.bits([linear.leaf])
+        elsewhere = (*map(trace.leaves.of_node, trace.ends), *(trace.behind(x.source) for x in trace.linears))
+        reached = [x for x in trace.softmaxes if trace.behind(x.logits) & bit]
+        if any(bits & bit for bits in elsewhere) or not all(_moves_rows(x, linear) for x in reached) or not reached:
+            return False
+    return bool(events)
+
+
+def _moves_rows(softmax: Softmax, linear: Linear) -> bool:
+    """Whether a vector added to all that a linear map writes adds one number to all logits of a row that count.
+
+    That is nothing to a softmax. Logits are linear in keys, so that their derivative says it of any vector.
+    """
+    logits, written, weights = softmax.logits, linear.leaf, softmax.leaf.detach()
+    if not softmax.direct or weights.shape != logits.shape:
+        return False
+    vector = drawn((linear.outputs,), written, 6).expand_as(written.movedim(linear.axis, -1)).movedim(-1, linear.axis)
+    dummy = torch.zeros_like(logits).requires_grad_()
+    try:
+        (back,) = torch.autograd.grad(logits, written, dummy, create_graph=True)
+        (moved,) = torch.autograd.grad(back, dummy, vector)
+    except RuntimeError:  # no derivative to be taken twice
+        return False
+    counts, size = weights > 0, float(moved.abs().max())
+    apart = moved.masked_fill(~counts, -math.inf).amax(-1) - moved.masked_fill(~counts, math.inf).amin(-1)
+    return size > 0 and bool((apart[counts.any(-1)] <= NEAR * size).all())
 
 
 def _gain(

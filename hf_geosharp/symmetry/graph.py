@@ -18,8 +18,13 @@ def nodes_behind(*tensors: Tensor, beyond: Callable[[Any], bool] = lambda node: 
         tensors: of any shape; leaves are made by no node.
         beyond: whether to look at what a node reads; asked once for each node, when it has been used.
     """
+    return nodes_from((x.grad_fn for x in tensors), beyond)
+
+
+def nodes_from(roots: Iterable[Any], beyond: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:
+    """The same for nodes, these among them; None is none."""
     seen: set[Any] = set()
-    stack = [x.grad_fn for x in tensors]
+    stack = list(roots)
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -59,7 +64,11 @@ class Behind(Generic[T]):
 
     def of(self, tensor: Tensor) -> int:
         """What a tensor depends on, as bits; nothing for a leaf."""
-        stack = [] if tensor.grad_fn is None else [tensor.grad_fn]
+        return 0 if tensor.grad_fn is None else self.of_node(tensor.grad_fn)
+
+    def of_node(self, top: Any) -> int:
+        """The same for what a node makes."""
+        stack = [top]
         while stack:
             node = stack[-1]
             below = () if node in self._behind else [child for child, _ in node.next_functions if child is not None]
@@ -69,7 +78,7 @@ class Behind(Generic[T]):
                 stack.pop()
                 if node not in self._behind:
                     self._behind[node] = self._joined(node, below)
-        return 0 if tensor.grad_fn is None else self._behind[tensor.grad_fn]
+        return self._behind[top]
 
     def _joined(self, node: Any, below: Iterable[Any]) -> int:
         thing = self._at(node)

@@ -112,15 +112,15 @@ class Logits:
         at = _single(source, axis, whole)
         return at is not None and at < whole.ndim - 2
 
-    def before_mixing(self, input: Tensor, axis: int) -> Tensor:
-        """Logits with the axis of the keys last, as they were before heads were mixed if they are."""
+    def before_mixing(self, input: Tensor, axis: int) -> Tensor | None:
+        """Logits with the axis of the keys last, as they were before heads were mixed; None if none are."""
         if self._mixed:
             nodes, _ = self._up_to(input, self._mixed)
             logits = self._mixed[nodes.pop()] if len(nodes) == 1 else None
             keys = None if logits is None else _single(input, axis, logits)
             if logits is not None and keys is not None:
                 return logits.movedim(keys, -1)
-        return input.movedim(axis, -1)
+        return None
 
     def _made_of(self, weights: Tensor, made: Mapping[Any, Tensor]) -> Tensor | None:
         """The one tensor among these that weights are made of, if they are made of nothing else that is computed."""

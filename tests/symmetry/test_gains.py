@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,19 @@ from hf_geosharp.symmetry.fold import Gain
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
-from tests.symmetry.handmade import TOKENS, WIDTH, Norm, Prepared, Projected, Residual, inputs, outputs
+from tests.symmetry.handmade import (
+    TOKENS,
+    WIDTH,
+    Norm,
+    Prepared,
+    Projected,
+    Residual,
+    half,
+    inputs,
+    joined,
+    outputs,
+    split,
+)
 
 Forward = Callable[["Reading", Tensor], Tensor]
 
@@ -572,3 +585,60 @@ def test_a_norm_folds_into_weights_that_are_copied_before_use(
     assert [f.dimension for f in found.folds if isinstance(f, Gain)] == [dimension]
     assert found.dropped == ()
     assert all(c.status == "holds" for c in verify(model, found, [inputs(1)], each=True).claims)
+
+
+class Keys(nn.Module):
+    """Attention whose keys have no bias, or a part of what may follow from that."""
+
+    def __init__(self, way: str = "plain") -> None:
+        super().__init__()
+        self.q, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.k = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.sink = nn.Parameter(torch.zeros(4, 1, WIDTH // 4))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split(linear(x), 4) for linear in (self.q, self.k, self.v))
+        if self.way == "normalised":
+            k = functional.normalize(k, dim=-1)
+        if self.way == "a sink":
+            k, v = (torch.cat([self.sink.expand(len(x), -1, -1, -1), y], 2) for y in (k, v))
+        if self.way == "turned":
+            q, k = half(q), half(k)
+        logits = q @ k.mT
+        if self.way == "masked":
+            logits = logits.masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -math.inf)
+        weights = torch.sigmoid(logits) if self.way == "sigmoids" else logits.softmax(-1)
+        if self.way == "causal":
+            return self.o(joined(functional.scaled_dot_product_attention(q, k, v, is_causal=True)))  # type: ignore[no-any-return]
+        mixed = self.o(joined(weights @ v))
+        return mixed + torch.tanh(self.k(x)) if self.way == "seen" else mixed  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("way", "folds"),
+    [("plain", True), ("masked", True), ("causal", True), ("turned", False), ("a sink", False), ("normalised", False),
+     ("sigmoids", False), ("seen", False)],
+)  # fmt: skip
+def test_a_bias_of_a_norm_folds_where_keys_that_have_none_need_none(way: str, folds: bool) -> None:
+    """What it adds to all of them a softmax does not see: of each query the same to every logit."""
+    model = Reading(lambda m, x: m.a(m.norm(x)), Norm(bias=True), a=Keys(way))  # type: ignore[operator]
+    found = find_symmetries(model, inputs(), prove=False)
+    (gain,) = gains(found)
+    assert (gain.folds_bias, gain.dimension) == (folds, (1 + folds) * WIDTH)
+    assert [r.weight for r in gain.readers if r.shiftable] == ["a.k.weight"] * folds
+    proof = verify(model, found, [inputs(1), inputs(2)], each=True)
+    assert proof.map == found
+    before = outputs(model, inputs(1))
+    with torch.no_grad():
+        gain.canonicalise(dict(model.named_parameters()))
+    assert bool(model.norm.bias.any()) is not folds
+    torch.testing.assert_close(outputs(model, inputs(1)), before, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", ["whisper", "beit"])
+def test_families_without_biases_of_keys_fold_all_of_their_norms_biases(family: str) -> None:
+    found = find_symmetries(tiny.build(family), synthetic(tiny.build(family)))
+    folds = [g for g in gains(found) if any(r.shiftable for r in g.readers)]
+    assert folds
+    assert all(g.folds_bias for g in gains(found) if g.bias)
