@@ -18,9 +18,10 @@ from hf_geosharp.symmetry.base import Move, Symmetry, Weights
 from hf_geosharp.symmetry.views import View
 
 
-def whole(parameter: str, size: int) -> View:
-    """A view of a whole vector."""
-    return View.pattern(parameter, "i", {"i": size}, (), (), ("i",))
+def whole(parameter: str, *shape: int) -> View:
+    """A view of a whole parameter, by its shape."""
+    names = ("i",) if len(shape) == 1 else tuple(f"i{k}" for k in range(len(shape)))
+    return View.pattern(parameter, [(n,) for n in names], dict(zip(names, shape, strict=True)), (), (), names)
 
 
 class Fold(Symmetry):

@@ -53,8 +53,8 @@ def layer_scales(model: nn.Module, names: Mapping[int, str], trace: Trace) -> It
         writers = [w for w in dict.fromkeys(map(_writer, linears)) if w and {w.weight, w.bias or name} <= own]
         # No more products, and no more uses of what writes, than are accounted for.
         if products[name] == len(linears) == sum(uses[w.weight] for w in writers):
-            size = model.get_parameter(name).numel()
-            yield LayerScale("", name.rpartition(".")[0], whole(name, size), tuple(writers))
+            shape = model.get_parameter(name).shape
+            yield LayerScale("", name.rpartition(".")[0], whole(name, *shape), tuple(writers))
 
 
 def _multiplies(node: Any) -> bool:
@@ -71,7 +71,7 @@ def _end(node: Any, readers: Mapping[Any, int]) -> tuple[Tensor | None, int]:
 
 def _multiplied(scale: Tensor, linear: Linear, node: Any) -> bool:
     """Whether these are the factors of a product as they are, each number with the output of its own place."""
-    if scale.ndim != 1 or scale.numel() not in (1, linear.outputs):
+    if scale.numel() not in (1, linear.outputs):
         return False
     try:
         factors = node._saved_self, node._saved_other
@@ -85,7 +85,7 @@ def _multiplied(scale: Tensor, linear: Linear, node: Any) -> bool:
             if other.shape[axis] == linear.outputs and one.numel() == scale.numel():
                 columns = other.detach().movedim(axis, -1).reshape(-1, linear.outputs)
                 along = one.detach().expand(other.shape).movedim(axis, -1).reshape(-1, linear.outputs)
-                if torch.equal(columns, rows.to(columns)) and bool((along == scale.detach().to(along)).all()):
+                if torch.equal(columns, rows.to(columns)) and bool((along == scale.detach().flatten().to(along)).all()):
                     return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,10 +27,10 @@ Forward = Callable[["Scaling", Tensor], Tensor]
 class Scaling(nn.Module):
     """``forward`` gets the model, which has a vector of numbers and the modules given by name, and its input."""
 
-    def __init__(self, forward: Forward, size: int = WIDTH, **modules: nn.Module) -> None:
+    def __init__(self, forward: Forward, *shape: int, **modules: nn.Module) -> None:
         super().__init__()
         self.run = forward
-        self.scale = nn.Parameter(torch.ones(size))
+        self.scale = nn.Parameter(torch.ones(shape))
         for name, module in modules.items():
             self.add_module(name, module)
         self.head = nn.Linear(WIDTH, 5)
@@ -47,10 +48,10 @@ class Case:
     forward: Forward
     writers: tuple[str, ...] = ()
     modules: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
-    size: int = WIDTH
+    shape: tuple[int, ...] = (WIDTH,)
 
     def model(self) -> Scaling:
-        return Scaling(self.forward, self.size, **{name: make() for name, make in self.modules.items()})
+        return Scaling(self.forward, *self.shape, **{name: make() for name, make in self.modules.items()})
 
 
 def linear(outputs: int = WIDTH, bias: bool = True) -> nn.Linear:
@@ -76,8 +77,10 @@ CASES = {
     "on the right": Case(lambda m, x: m.a(x) * m.scale, A, ONE),
     "in place": Case(lambda m, x: m.a(x).mul_(m.scale), A, ONE),
     "without a bias": Case(lambda m, x: m.scale * m.a(x), ("a.weight",), {"a": lambda: linear(bias=False)}),
-    "one for all": Case(lambda m, x: m.scale * m.a(x), A, ONE, 1),
-    "one for all, as no vector": Case(lambda m, x: m.scale[0] * m.a(x), (), ONE, 1),
+    "one for all": Case(lambda m, x: m.scale * m.a(x), A, ONE, (1,)),
+    "one for all, a number": Case(lambda m, x: m.scale * m.a(x), A, ONE, ()),
+    "one for all, of several": Case(lambda m, x: m.scale[0] * m.a(x), (), ONE),
+    "one for each feature, with axes of tokens": Case(lambda m, x: m.scale * m.a(x), A, ONE, (1, 1, WIDTH)),
     "a transposed weight": Case(lambda m, x: m.scale * m.a(x), A, {"a": lambda: Conv1D(WIDTH, WIDTH)}),
     "attention": Case(lambda m, x: m.scale * m.a(x), ("a.o.weight", "a.o.bias"), {"a": Projected}),
     "channels first": Case(_channels_first, A, ONE),
@@ -117,7 +120,9 @@ def test_numbers_fold_into_what_they_multiply_or_not_at_all(name: str) -> None:
     case = CASES[name]
     found = find_symmetries(case.model(), inputs(), prove=False)
     assert tuple(p for f in scales(found) for p in f.parameters[1:]) == case.writers
-    assert all((f.parameters[0], f.dimension, f.name) == ("scale", case.size, "layer_scale") for f in scales(found))
+    assert all(
+        (f.parameters[0], f.dimension, f.name) == ("scale", math.prod(case.shape), "layer_scale") for f in scales(found)
+    )
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.writers])
@@ -143,7 +148,7 @@ def test_they_hold_on_the_model_and_the_representative_has_ones(name: str) -> No
 
 def test_numbers_between_two_linear_maps_are_counted_once() -> None:
     """They fold into the second one, like a norm's; that the first one could take them is a matter of its units."""
-    model = Scaling(lambda m, x: m.b(m.scaled(m.a(x))), a=linear(), b=linear(), scaled=_Module())  # type: ignore[operator]
+    model = Scaling(lambda m, x: m.b(m.scaled(m.a(x))), WIDTH, a=linear(), b=linear(), scaled=_Module())  # type: ignore[operator]
     found = find_symmetries(model, inputs())
     assert [f.parameters[0] for f in found.folds] == ["scaled.scale"]
     assert found.dimension == WIDTH + sum(p.dimension for p in found.pairs)
