@@ -16,7 +16,10 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -98,11 +101,26 @@ def _run(module: str, function: str, arguments: tuple[str, ...], environment: di
     sys.stdout.flush()
 
 
+PORTS = range(20000, 32000)
+"""Below those that a system gives to whoever asks for any, as the ranks of other worlds do at any time."""
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Ports that other workers of the same run do not try, beginning anywhere."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    own = PORTS[int(worker.removeprefix("gw")) :: workers]
+    start = os.getpid() % len(own)
+    return cycle([*own[start:], *own[:start]])
+
+
 def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port on which nobody listens, nor will before the world does that it is for."""
+    for port in _own_ports():
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("ports do not end")
 
 
 def variables(rank: int, size: int, port: int) -> dict[str, str]:
