@@ -184,9 +184,10 @@ def _shiftable(events: Sequence[Linear], trace: Trace) -> bool:
 
 
 def _moves_rows(softmax: Softmax, linear: Linear) -> bool:
-    """Whether a vector added to all that a linear map writes adds one number to all logits of a row that count.
+    """Whether a vector added to all that a linear map writes adds one number to all logits of a row, but those masked.
 
-    That is nothing to a softmax. Logits are linear in keys, so that their derivative says it of any vector.
+    That is nothing to a softmax. Logits are linear in keys, so that their derivative says it of any vector. Masked are
+    those that have the least value there is, whatever keys are: that a weight is zero may be due to large logits.
     """
     logits, written, weights = softmax.logits, linear.leaf, softmax.leaf.detach()
     if not softmax.direct or weights.shape != logits.shape:
@@ -198,9 +199,10 @@ def _moves_rows(softmax: Softmax, linear: Linear) -> bool:
         (moved,) = torch.autograd.grad(back, dummy, vector)
     except RuntimeError:  # no derivative to be taken twice
         return False
-    counts, size = weights > 0, float(moved.abs().max())
-    apart = moved.masked_fill(~counts, -math.inf).amax(-1) - moved.masked_fill(~counts, math.inf).amin(-1)
-    return size > 0 and bool((apart[counts.any(-1)] <= NEAR * size).all())
+    masked = (weights == 0) & (moved == 0) & (logits.detach() == logits.detach().min())
+    size, counts = float(moved.abs().max()), ~masked.all(-1)
+    apart = moved.masked_fill(masked, -math.inf).amax(-1) - moved.masked_fill(masked, math.inf).amin(-1)
+    return size > 0 and bool((apart[counts] <= NEAR * size).all())
 
 
 def _gain(

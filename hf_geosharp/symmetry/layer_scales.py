@@ -81,12 +81,15 @@ def _multiplied(scale: Tensor, linear: Linear, node: Any) -> bool:
     for one, other in (factors, factors[::-1]):
         if one is None or other is None or one.ndim > other.ndim or other.numel() != rows.numel():
             continue
-        for axis in range(other.ndim):
-            if other.shape[axis] == linear.outputs and one.numel() == scale.numel():
-                columns = other.detach().movedim(axis, -1).reshape(-1, linear.outputs)
-                along = one.detach().expand(other.shape).movedim(axis, -1).reshape(-1, linear.outputs)
-                if torch.equal(columns, rows.to(columns)) and bool((along == scale.detach().flatten().to(along)).all()):
-                    return True
+        for axis in range(-other.ndim, 0):
+            # Along which axis numbers lie their shape says: they may be all alike.
+            if other.shape[axis] != linear.outputs or one.numel() != scale.numel() or (
+                one.numel() > 1 and (axis < -one.ndim or one.shape[axis] != linear.outputs)
+            ):  # fmt: skip
+                continue
+            columns = other.detach().movedim(axis, -1).reshape(-1, linear.outputs)
+            if torch.equal(columns, rows.to(columns)) and torch.equal(one.flatten(), scale.flatten().to(one)):
+                return True
     return False
 
 

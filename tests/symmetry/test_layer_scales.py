@@ -125,6 +125,19 @@ def test_numbers_fold_into_what_they_multiply_or_not_at_all(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name != "another type"])
+def test_numbers_that_are_all_alike_fold_where_others_do(name: str) -> None:
+    """As they begin: that each has the output of its own place does not show in their values then.
+
+    Nor does rounding to another type, which ones are left as they are by.
+    """
+    case = CASES[name]
+    model = case.model()
+    model.scale.data.fill_(1.0)
+    found = find_symmetries(model, inputs(), prove=False)
+    assert tuple(p for f in scales(found) for p in f.parameters[1:]) == case.writers
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.writers])
 def test_they_hold_on_the_model_and_the_representative_has_ones(name: str) -> None:
     model = CASES[name].model()
