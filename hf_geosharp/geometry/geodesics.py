@@ -31,6 +31,9 @@ TOLERANCE = {torch.float32: 1e-7, torch.complex64: 1e-7, torch.float64: 1e-10, t
 SHORTEST = 1 / 4096
 """Length of a step, as a share of the whole, below which none is tried that is shorter."""
 
+MOST = 256
+"""Steps, also those that were too long: a graph of them is kept for the derivative."""
+
 LONGER, SHORTER, SAFE = 4.0, 0.2, 0.9
 """How many times as long as the last step the next one is at most, at least, and as a share of what errors allow."""
 
@@ -193,10 +196,10 @@ def integrate(acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: f
 
     Raises:
         ArithmeticError: the geodesic does not reach t = 1 (it leaves the full-rank pairs first): no step is short
-            enough.
+            enough, or too many are needed.
     """
     left = length = 1.0
-    while left > 0:
+    for _ in range(MOST):
         length = min(length, left)
         try:
             *end, error = step(acceleration, c, v, length)
@@ -207,13 +210,15 @@ def integrate(acceleration: Acceleration, c: Pairwise, v: Pairwise, tolerance: f
         if share <= 1:
             c, v = end
             left -= length
+            if left <= 0:
+                return c
         elif not length > SHORTEST:
-            raise ArithmeticError(
-                f"the exact geodesic did not converge with steps of {length:.0e} of its length: the radius is too "
-                "large for this metric; lower it or use the second-order geodesic"
-            )
+            break
         length *= _times(share)
-    return c
+    raise ArithmeticError(
+        f"the exact geodesic did not converge with steps of {length:.0e} of its length: the radius is too large for "
+        "this metric; lower it or use the second-order geodesic"
+    )
 
 
 def _times(share: float) -> float:
