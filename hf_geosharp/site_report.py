@@ -30,6 +30,8 @@ _FOLD_GROUPS = {
     "qk_mean": "shift",
     "norm_gain": "scale",
     "layer_scale": "scale",
+    "read_mean": "shift",
+    "written_mean": "shift",
 }
 
 
@@ -38,7 +40,7 @@ class Slice:
     """Which part of a parameter a site uses.
 
     ``factor`` is "g" or "h" for the factor of a pair that it belongs to, "fixed" for what a fold sets to a constant,
-    "centred" for heads whose mean is nothing.
+    "centred" for weights whose mean over heads, or over what they read, is nothing.
     ``index`` says in words what is taken of each dimension, "" if all of it. Exactly: it begins at ``start``, and an
     index in each of the ``axes`` moves by its step along its dimension; ``layout`` names the axes of each dimension,
     outermost first.

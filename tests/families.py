@@ -67,6 +67,7 @@ class Family:
         key_bias, value_bias: both drop out of the function (no rotary embedding; an output bias to fold into).
         gains: end of the names of the modules of the norms that only linear maps read -> how many there are.
         casts: something in the stock forward pass runs in float32 in a float64 model.
+        last: how many outputs read the last layer norm, and share no weights; None where norms take out no mean.
         units: (group, copies) of the hidden units of each MLP that scale: gated ones by any number, behind a ReLU by
             positive ones.
     """
@@ -84,6 +85,7 @@ class Family:
     gains: Mapping[str, int]
     casts: bool
     units: tuple[tuple[str, int], ...] = ()
+    last: int | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -104,6 +106,14 @@ class Family:
     @property
     def vo_dimension(self) -> int:
         return self.heads * self.head_dim**2
+
+    @property
+    def means(self) -> int:
+        """Of what reads each layer norm, queries, keys, values and hidden units, and of what is written to a stream."""
+        if self.last is None:
+            return 0
+        read, written = 3 * WIDTH + 40, (WIDTH + 1) + (40 + 1)
+        return LAYERS * (read + written) + self.last
 
     def make(self, config: Any = None) -> nn.Module:
         return getattr(transformers, self.model)(self.config() if config is None else config).eval()  # type: ignore[no-any-return]
@@ -172,17 +182,17 @@ _ROTARY = {"input_layernorm": LAYERS, "post_attention_layernorm": LAYERS, "model
 
 FAMILIES: tuple[Family, ...] = (
     Family("bert", _bert, "BertForSequenceClassification", text_classification, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False),
+           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH),
     Family("roberta", _roberta, "RobertaForSequenceClassification", text_classification, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False),
+           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH),
     Family("distilbert", _distilbert, "DistilBertForSequenceClassification", text_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True, gains={"1.output_layer_norm": 1}, casts=False,
-           units=(("GL(1)+", WIDTH),)),  # of the classifier
+           units=(("GL(1)+", WIDTH),), last=WIDTH),  # of the classifier
     Family("vit", _vit, "ViTForImageClassification", image_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True,
-           gains={"layernorm_before": LAYERS, "layernorm_after": LAYERS, "vit.layernorm": 1}, casts=False),
+           gains={"layernorm_before": LAYERS, "layernorm_after": LAYERS, "vit.layernorm": 1}, casts=False, last=LABELS),
     Family("gpt2", _gpt2, "GPT2LMHeadModel", causal_lm, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"ln_1": LAYERS, "ln_2": LAYERS}, casts=True),
+           rotary=False, key_bias=True, value_bias=True, gains={"ln_1": LAYERS, "ln_2": LAYERS}, casts=True, last=0),
     Family("llama", _llama, "LlamaForCausalLM", causal_lm, LAYERS, 2, 8,
            rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True,
            units=LAYERS * (("GL(1)", 40),)),

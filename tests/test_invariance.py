@@ -8,6 +8,7 @@ are another function by some 1e-5 of the logits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
@@ -15,11 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from hf_geosharp import score
+from hf_geosharp import demos, score
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.probe import Widened
 from tests.families import BY_NAME, FAMILIES, Family, batch_of, build, each_family
 
@@ -263,3 +267,56 @@ def test_a_move_written_out_for_one_architecture_changes_the_weights_and_not_the
         assert difference((model, moved), name, "inv", "second", verify=True) <= WIDE
     first, second = (run(m, name, "adaptive").geodesic_sharpness for m in (model, moved))
     assert first != second or name == "t5"  # scaling an entry is a symmetry of the adaptive metric as well
+
+
+def _written(model: nn.Module) -> None:
+    """Adds the same to all coordinates that a map writes to the stream, as large as its weights vary."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if re.search(r"(o_proj|fc2|output\.dense)\.(weight|bias)$", name):
+                p += torch.randn(p.shape[1:], generator=generator, dtype=torch.float64).to(p) * p.std()
+
+
+def _read(model: nn.Module) -> None:
+    """Adds the same, over the gain of the layer norm that it reads, to each row of a map, as large as that varies."""
+    generator = torch.Generator().manual_seed(0)
+    readers = {"before": r"(query|key|value|[qkv]_proj)$", "after": r"(fc1|intermediate\.dense)$", "": r"classifier$"}
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for path, norm in modules.items():
+            found = re.fullmatch(r"(.*)layernorm_?(before|after|)", path)
+            if found is None:
+                continue
+            scope, which = found.groups()
+            for name, linear in modules.items():
+                if name.startswith(scope if which else "") and re.search(readers[which], name):
+                    weight = linear.weight
+                    added = torch.randn(len(weight), 1, generator=generator).to(weight) * weight.std() / norm.weight
+                    weight += added
+                    linear.bias -= added @ norm.bias
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rewrite", [_written, _read])
+def test_means_that_layer_norms_take_out_change_the_weights_of_a_demo_and_not_the_score(
+    rewrite: Callable[[nn.Module], None],
+) -> None:
+    folder = demos.path("digits-vit")
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    data = Dataset.from_parquet(str(folder / "data" / "train.parquet"))
+    processor = AutoImageProcessor.from_pretrained(folder)
+
+    def scores() -> list[float]:
+        return [
+            score(model, data, processor=processor, samples=32, batch_size=32, metric=metric).geodesic_sharpness
+            for metric in ("inv", "mix", "adaptive")
+        ]
+
+    batch = synthetic(model)
+    logits, before = model(**batch).logits.detach(), scores()
+    rewrite(model)
+    assert torch.allclose(model(**batch).logits, logits, rtol=0, atol=1e-4)
+    after = scores()
+    assert after[:2] == pytest.approx(before[:2], rel=1e-4)
+    assert abs(after[2] / before[2] - 1) > 0.01

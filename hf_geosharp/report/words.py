@@ -24,6 +24,8 @@ _FOLDED = {
     "qk_mean": "means of normalised queries and keys",
     "norm_gain": "gains of norms",
     "layer_scale": "scales of layers' outputs",
+    "read_mean": "means of what layer norms are read by",
+    "written_mean": "means of what nothing but layer norms or a softmax reads",
 }
 _REPEATED = ("samples", "batch_size", "batches", "seed", "dtype", "labels")
 """Of the identities of model and data what the settings say already."""

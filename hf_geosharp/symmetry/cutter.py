@@ -37,6 +37,11 @@ _TRANSPOSED = {
 _TIMES = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_}
 _PICKS = {torch.topk, Tensor.topk, torch.sort, Tensor.sort, torch.argmax, Tensor.argmax, torch.multinomial}
 
+_COMPARISONS = {
+    torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, Tensor.gt, Tensor.ge, Tensor.lt, Tensor.le, Tensor.eq,
+    Tensor.ne, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__, Tensor.__eq__, Tensor.__ne__,
+}  # fmt: skip
+
 _MINUS = {torch.sub, Tensor.sub, Tensor.__sub__}
 
 _COMMON = ("MaxBackward", "AmaxBackward", "LogsumexpBackward")
@@ -137,6 +142,8 @@ class Cutter(TorchFunctionMode):
             self.trace.looked_up.update(name for name in tables if name is not None)
         elif func in _PICKS:
             self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
+        elif func in _COMPARISONS and len(args) == 2 and not kwargs:
+            self._comparing(*args)
         elif func in _MINUS and len(args) == 2 and _is_common(args[1]):
             # What a softmax is kept from overflowing by, or what makes it one: no softmax feels it.
             args = args[0], args[1].detach()
@@ -179,6 +186,11 @@ class Cutter(TorchFunctionMode):
         if self.trace.norms:
             self._follow(func, args, kwargs, result, convolved)
         return result
+
+    def _comparing(self, x: Any, y: Any) -> None:
+        """Notes by how much two things differ that are compared, where one of them is computed from weights."""
+        if any(isinstance(z, Tensor) and z.grad_fn is not None for z in (x, y)):
+            self.trace.decided.append(x - y)
 
     def _follow(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any, convolved: Tensor | None) -> None:
         """Notes who but linear maps, which have ``convolved`` among what they read, reads what a norm wrote."""
@@ -244,7 +256,7 @@ class Cutter(TorchFunctionMode):
             bias = self.trace.parameters.get(id(given.get("bias")))
         in_axis = 0 if each or func in _TRANSPOSED else 1
         norm = self.trace.norm_of(source) if self.trace.feature_axis(source) == source.ndim - 1 - points else None
-        self.trace.convolutions.append(Convolution(name, bias, in_axis, points, norm))
+        self.trace.convolutions.append(Convolution(name, bias, in_axis, points, norm, each))
         return None if norm is None else source
 
     # ------------------------------------------------------------------------------------------------------- cuts
@@ -528,6 +540,8 @@ class Cutter(TorchFunctionMode):
         return {id(s) for s in self.trace.softmaxes if id(s.leaf) in sources}
 
     def _softmax(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        if isinstance(input, Tensor) and input.requires_grad:
+            self.trace.logits.append((input, tuple(self.scope)))
         if not isinstance(input, Tensor) or input.ndim < 3:
             return None
         if not input.requires_grad or not torch.is_grad_enabled():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -51,6 +50,7 @@ class Convolution:
         in_axis: which dimension of the weight counts the channels that it reads.
         points: how many dimensions the kernel has.
         norm: the norm that wrote what it read, if its features are the channels.
+        each: each output reads one channel alone.
     """
 
     weight: str
@@ -58,6 +58,7 @@ class Convolution:
     in_axis: int
     points: int
     norm: str | None
+    each: bool = False
 
 
 @dataclass(eq=False)
@@ -122,6 +123,10 @@ class Trace:
     """Identities of those whose weights are multiplied with it entry by entry."""
     selecting: set[int] = field(default_factory=set)
     """Identities of those by whose weights, or logits, some of several are picked, experts say."""
+    logits: list[tuple[Tensor, tuple[str, ...]]] = field(default_factory=list)
+    """What every softmax reads, cut or not, and names of the modules it ran in."""
+    decided: list[Tensor] = field(default_factory=list)
+    """Differences of what is computed from what it is compared with: their signs decide something."""
     hidden: dict[str, None] = field(default_factory=dict)
     """Modules with a softmax or a product without derivatives: in a function of its own, or under no_grad."""
     scripted: dict[str, None] = field(default_factory=dict)
@@ -136,12 +141,17 @@ class Trace:
     """What each module, with all inside it, has called: functions, with the numbers that set how they act."""
     unread: dict[int, list[tuple[Tensor, str, int]]] = field(default_factory=dict)
     """Tensors that modules have returned and nobody has read since, by identity, with their modules and places."""
-    ends: list[Any] = field(default_factory=list)
-    """Nodes of the graph that make the model's outputs."""
+    ends: list[Tensor] = field(default_factory=list)
+    """The model's outputs, with their graph."""
     felt: set[int] = field(default_factory=set)
     """Identities of the leaves that a later cut or the model's output depends on: others only choose, by an index."""
     leaves: Behind[Tensor] = field(default_factory=lambda: Behind(leaf_at))
     """What the tensors of the trace are made of."""
+
+    @property
+    def read_tensors(self) -> list[Tensor]:
+        """All that becomes of what was cut: what linear maps and softmaxes read, and the outputs."""
+        return [*(x.source for x in self.linears), *(x.logits for x in self.softmaxes), *self.ends]
 
     def returned(self, module: str, tensors: Sequence[Tensor]) -> None:
         """Notes what a module has returned."""

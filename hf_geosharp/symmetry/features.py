@@ -15,9 +15,22 @@ Node = tuple[int, int]
 """A feature: which family, and which index in it."""
 
 
+NEAR = 1e-3
+"""Size, relative to its terms, of a sum that is taken for zero: what is made of it is proved on the model."""
+
+
 def drawn(shape: Sequence[int], like: Tensor, seed: int) -> Tensor:
     """Random numbers from 0.5 to 1.5, the same each time: weighted by them terms of a sum do not cancel by chance."""
     return (torch.rand(tuple(shape), generator=torch.Generator().manual_seed(seed)) + 0.5).to(like)
+
+
+def cancels(rows: Tensor) -> bool:
+    """Whether each row (the last axis) sums to zero, but for rounding in the precision that it has.
+
+    Rounding errors of numbers of one size add up like a random walk.
+    """
+    near = max(NEAR, 8 * torch.finfo(rows.dtype).eps / max(rows.shape[-1], 1) ** 0.5)
+    return bool((rows.sum(-1).abs() <= near * rows.abs().sum(-1)).all())
 
 
 def only(weights: Tensor, axis: int, index: int) -> Tensor:

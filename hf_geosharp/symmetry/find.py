@@ -33,8 +33,8 @@ from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.exchange import exchanges, joins
 from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.features import Families
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, ValueBias
-from hf_geosharp.symmetry.gains import gains, usable
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, ReadMean, ValueBias
+from hf_geosharp.symmetry.gains import gains
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.layer_scales import layer_scales
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
@@ -46,16 +46,31 @@ from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.partition import Partition
 from hf_geosharp.symmetry.probe import Trials
+from hf_geosharp.symmetry.read_means import read_means
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
 from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
+from hf_geosharp.symmetry.written_means import written_means
 from hf_geosharp.wrappers import check_module, uncompiled
 
 PRESETS: dict[str, frozenset[str]] = {
     "full": frozenset(
-        {"qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain", "layer_scale"}
+        {
+            "qk",
+            "vo",
+            "qk_norm",
+            "qk_mean",
+            "mlp",
+            "lora",
+            "key_bias",
+            "value_bias",
+            "norm_gain",
+            "layer_scale",
+            "read_mean",
+            "written_mean",
+        }
     ),
     "attention": frozenset({"qk", "vo", "key_bias", "value_bias"}),
     "paper": frozenset({"qk", "vo"}),
@@ -117,7 +132,7 @@ def find_symmetries(
     known = next((found for place in places if (found := cache.load(place)) is not None), None)
     if known is not None:
         weights = dict(model.named_parameters(remove_duplicate=False))
-        folds = tuple(f for f in known.folds if not isinstance(f, Gain) or usable(f, weights))
+        folds = tuple(f for f in known.folds if f.usable(weights))
         return replace(known, folds=folds).supported()
 
     def run() -> list[torch.Tensor]:
@@ -203,10 +218,24 @@ def _find(
     pairs += [u for u in outside if isinstance(u, Pair) and not any(set(u.parameters) <= k for k in known)]
     scales = [s for s in (*found.scales, *outside) if isinstance(s, Scale) and s.kind in kinds]
     used = tuple(p for p in pairs if p.kind in kinds)
-    folds: list[Fold] = [*_gains(model, names, traced, used, kinds), *found.biases]
-    taken = {f.gain for f in folds if isinstance(f, Gain)}
-    scaled = layer_scales(model, names, traced) if "layer_scale" in kinds else ()
-    folds += [replace(f, name=found.names(f.module, f.kind)) for f in scaled if f.scale.parameter not in taken]
+    own_gains = list(_gains(model, names, traced, used, kinds))
+    taken = {g.gain for g in own_gains}
+    scaled = [
+        replace(f, name=found.names(f.module, f.kind))
+        for f in (layer_scales(model, names, traced) if "layer_scale" in kinds else ())
+        if f.scale.parameter not in taken
+    ]
+    read, written = [], []
+    if {"read_mean", "written_mean"} <= kinds:
+        heads = [f for f in found.biases if isinstance(f, Mean)]
+        taken_up = {p for f in heads for p in f.parameters}
+        written = [
+            replace(mean, name=found.names(mean.module, mean.kind))
+            for mean in written_means(model, names, traced, families, scaled, taken_up, trials.holds)
+        ]
+        read = list(_read_means(model, names, traced, own_gains, [*heads, *written], found.names))
+    # What is read is centred before biases are taken away: that adds to them.
+    folds: list[Fold] = [*own_gains, *read, *found.biases, *scaled, *written]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
     missed = tuple(text for text in notes if not text.endswith(f": {ONE_SIDED}"))
     notes += tuple(inactive(getattr(model, "config", None)))
@@ -238,6 +267,17 @@ def _gains(
     between = {p.between.gain for p in pairs if p.between is not None}
     if "norm_gain" in kinds or (between and "value_bias" in kinds):
         yield from (g for g in gains(model, names, traced) if "norm_gain" in kinds or g.gain in between)
+
+
+def _read_means(
+    model: nn.Module, names: Mapping[int, str], traced: Trace, folding: Sequence[Gain], others: Sequence[Mean],
+    named: _Names,
+) -> Iterator[ReadMean]:  # fmt: skip
+    """The folds of the means of what reads a norm, beside ``others``, of what is written."""
+    for mean in read_means(model, names, traced, folding):
+        # What adds the same to all weights is among both.
+        twice = sum(v.count for f in others for v in f.views if any(v.meets(w) for w in mean.views))
+        yield replace(mean, name=named(mean.module, mean.kind), overlap=twice)
 
 
 def inactive(config: Any, prefix: str = "config") -> Iterator[str]:

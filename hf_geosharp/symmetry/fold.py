@@ -1,14 +1,15 @@
 """Symmetries that fold away: instead of a quotient, a representative in which the direction is simply absent.
 
 The key bias that softmax ignores, the value bias that adds to the output bias, the mean that a norm takes out of a
-head, the gain and bias of a norm that only linear maps read, numbers that what a linear map writes is multiplied by.
-Each is moved to its representative before a score is taken (the function stays); what the representative sets to a
-constant is then neither a coordinate nor perturbed.
+head or of a stream, the mean of what reads a norm that has none, the gain and bias of a norm that only linear maps
+read, numbers that what a linear map writes is multiplied by. Each is moved to its representative before a score is
+taken (the function stays); what the representative sets to a constant is then neither a coordinate nor perturbed.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +41,10 @@ class Fold(Symmetry):
     @abstractmethod
     def canonicalise(self, weights: Weights) -> None:
         """Moves ``weights`` to the representative, in place."""
+
+    def usable(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether that can be done at these weights: some would have to be divided by numbers that are zero here."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -162,9 +167,10 @@ class ValueBias(_Bias):
 
 @dataclass(frozen=True)
 class Mean(Fold):
-    """W -> W + 1 vᵀ for each head, b too: the norm that reads the head takes out the mean of its coordinates.
+    """W -> W + 1 vᵀ for each head, b too: what reads the outputs of a head takes out their mean, or does not see it.
 
-    Of the representative nothing is fixed: what moves along the mean reaches nothing, and no worst case goes there.
+    With ``scale``, numbers λ that the outputs are multiplied by on the way there, it is W -> W + (1 / λ) vᵀ. Of the
+    representative nothing is fixed: what moves along the mean reaches nothing, and no worst case goes there.
     """
 
     name: str
@@ -172,11 +178,13 @@ class Mean(Fold):
     views: tuple[View, ...]
     """The weight (copies, d, rows), and the bias (copies, d) if there is one."""
     kind: str = "qk_mean"
+    """Of what a stream or a router is written to it is "written_mean", with one copy."""
+    scale: View | None = None
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """Each name once, in order."""
-        return tuple(dict.fromkeys(v.parameter for v in self.views))
+        return tuple(dict.fromkeys(v.parameter for v in (*self.views, *([self.scale] if self.scale else []))))
 
     @property
     def dimension(self) -> int:
@@ -194,9 +202,10 @@ class Mean(Fold):
         return self.views
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
-        """A standard normal number for each row."""
+        """A normal number for each row, as large as what it is added to."""
         return {
             f"v{k}": torch.randn(self._means(view), generator=generator, dtype=torch.float64)
+            * _size(view.of(weights[view.parameter]), 1 / self._scale(view, weights))
             for k, view in enumerate(self.views)
         }
 
@@ -205,15 +214,23 @@ class Mean(Fold):
         """The shape of the means of a view, that of the window with one coordinate."""
         return [1 if name in view.dim else size for name, size in zip(view.names, view.shape(), strict=True)]
 
+    def _scale(self, view: View, weights: Weights) -> Tensor:
+        """λ, to be multiplied with the window of a view."""
+        if self.scale is None:
+            return weights[view.parameter].new_ones(())
+        window = view.of(weights[view.parameter])
+        scale = weights[self.scale.parameter].to(window)
+        return scale.reshape([n if name in view.dim else 1 for name, n in zip(view.names, view.shape(), strict=True)])
+
     def inverse(self, move: Move) -> Move:
         """The opposite shift."""
         return {name: -v for name, v in move.items()}
 
     def apply(self, weights: Weights, move: Move) -> None:
-        """The same is added to every coordinate."""
+        """The same is added to every coordinate, in units of 1 / λ."""
         for k, view in enumerate(self.views):
             window = view.of(weights[view.parameter])
-            window += move[f"v{k}"].to(window)
+            window += move[f"v{k}"].to(window) / self._scale(view, weights)
 
     def break_(self, weights: Weights, move: Move) -> None:
         """It is added to the first coordinate alone."""
@@ -222,10 +239,21 @@ class Mean(Fold):
             window += move[f"v{k}"].to(window)
 
     def canonicalise(self, weights: Weights) -> None:
-        """Every mean is zero."""
+        """Every mean, of what is multiplied by λ, is zero."""
         for view in self.views:
-            window = view.of(weights[view.parameter])
-            window -= window.mean(tuple(range(len(view.copies), len(view.copies) + len(view.dim))), keepdim=True)
+            window, scale = view.of(weights[view.parameter]), self._scale(view, weights)
+            axes = tuple(range(len(view.copies), len(view.copies) + len(view.dim)))
+            window -= (window * scale).mean(axes, keepdim=True) / scale
+
+    def usable(self, weights: Mapping[str, Tensor]) -> bool:
+        """λ has to be other than zero."""
+        return self.scale is None or bool((weights[self.scale.parameter].detach() != 0).all())
+
+
+def _size(weight: Tensor, direction: Tensor) -> float:
+    """The root mean square of weights in units of that of a direction that something is added to them along."""
+    lengths = [float(x.detach().double().square().mean().sqrt()) for x in (weight, direction)]
+    return lengths[0] / lengths[1] or 1.0
 
 
 @dataclass(frozen=True)
@@ -335,6 +363,12 @@ class Gain(Fold):
             weights[self.bias].copy_(torch.zeros_like(gamma) if self.folds_bias else weights[self.bias] / gamma)
         weights[self.gain].fill_(1.0 - self.offset)
 
+    def usable(self, weights: Mapping[str, Tensor]) -> bool:
+        """β in units of γ needs γ everywhere."""
+        if self.bias is None or self.folds_bias:
+            return True
+        return bool((weights[self.gain].detach() + self.offset != 0).all())
+
     def _rescale_own(self, weights: Weights, t: Tensor) -> None:
         gain = weights[self.gain]
         gain.copy_((gain + self.offset) * t - self.offset)
@@ -349,6 +383,102 @@ class Gain(Fold):
     def _map(weight: Tensor, x: Tensor, reader: Reader) -> Tensor:
         made = torch.tensordot(weight, x, dims=([reader.in_axis], [0]))
         return made.flatten(-reader.points).sum(-1) if reader.points else made
+
+
+@dataclass(frozen=True)
+class ReadMean(Fold):
+    """W -> W + u vᵀ, b -> b - u (v · β) for what reads a norm that takes out the mean, v being 1 / γ.
+
+    Of the representative, W v = 0, nothing is fixed: what moves along v reaches nothing, and no worst case goes there.
+    """
+
+    name: str
+    module: str
+    gain: str | None
+    bias: str | None
+    """β, where the norm has one; each reader has a bias then, or needs none."""
+    readers: tuple[Reader, ...]
+    views: tuple[View, ...]
+    """The weight of each reader (d, outputs)."""
+    offset: float = 0.0
+    overlap: int = 0
+    """How many of these directions are of the means of what the same maps write, too."""
+    kind: str = "read_mean"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """γ and β, which are read only, and the readers' own."""
+        own = (*([self.gain] if self.gain else []), *([self.bias] if self.bias else []))
+        return tuple(dict.fromkeys((*own, *(p for r in self.readers for p in (r.weight, r.bias) if p))))
+
+    @property
+    def dimension(self) -> int:
+        """One for each output of each reader, of convolutions for each of their points."""
+        return sum(v.height for v in self.views) - self.overlap
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def moved(self) -> tuple[View, ...]:
+        """The weights of the readers."""
+        return self.views
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """A normal number for each output, as large as what it is added to."""
+        move = {}
+        for k, reader in enumerate(self.readers):
+            weight = self._weight(reader, weights)
+            noise = torch.randn(weight.shape[1:], generator=generator, dtype=torch.float64)
+            move[f"u{k}"] = noise * _size(weight, self._direction(weights, weight))
+        return move
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {name: -u for name, u in move.items()}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """W += u vᵀ, b -= u (v · β)."""
+        for k, reader in enumerate(self.readers):
+            self._shift(weights, reader, move[f"u{k}"])
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """The first column of W alone."""
+        for k, reader in enumerate(self.readers):
+            first = self._weight(reader, weights)[0]
+            first += move[f"u{k}"].to(first)
+
+    def canonicalise(self, weights: Weights) -> None:
+        """W v = 0."""
+        for reader in self.readers:
+            weight = self._weight(reader, weights)
+            v = self._direction(weights, weight)
+            self._shift(weights, reader, -(weight * v).sum(0) / v.square().sum())
+
+    def usable(self, weights: Mapping[str, Tensor]) -> bool:
+        """γ has to be other than zero."""
+        return self.gain is None or bool((weights[self.gain].detach() + self.offset != 0).all())
+
+    def _shift(self, weights: Weights, reader: Reader, u: Tensor) -> None:
+        weight = self._weight(reader, weights)
+        v, u = self._direction(weights, weight), u.to(weight)
+        if self.bias and reader.bias:
+            bias = reader.bias_of(weights)
+            made = u * (v.flatten() * weights[self.bias]).sum()
+            bias -= (made.flatten(-reader.points).sum(-1) if reader.points else made).view_as(bias)
+        weight += v * u
+
+    @staticmethod
+    def _weight(reader: Reader, weights: Weights) -> Tensor:
+        """(d, ...), a view."""
+        return reader.weight_of(weights).movedim(reader.in_axis, 0)
+
+    def _direction(self, weights: Weights, weight: Tensor) -> Tensor:
+        """v as (d, 1, ...), to be multiplied with a weight of that order."""
+        v = weight.new_ones(len(weight)) if self.gain is None else 1 / (weights[self.gain].to(weight) + self.offset)
+        return v.view(-1, *(1,) * (weight.ndim - 1))
 
 
 @dataclass(frozen=True)

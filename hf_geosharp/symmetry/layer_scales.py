@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.fold import LayerScale, Writer, whole
-from hf_geosharp.symmetry.gains import private
 from hf_geosharp.symmetry.graph import leaf_at, nodes_from
+from hf_geosharp.symmetry.readers import private
 
 _HANDED_ON = re.compile(
     r"(Alias|Clone|Expand|Permute|ReshapeAlias|Squeeze|T|ToCopy|Transpose|UnsafeView|Unsqueeze|View)Backward\d"
@@ -31,7 +31,7 @@ def layer_scales(model: nn.Module, names: Mapping[int, str], trace: Trace) -> It
 
     ``names`` are those of the model's parameters, by identity.
     """
-    roots = [*(x.source.grad_fn for x in trace.linears), *(x.logits.grad_fn for x in trace.softmaxes), *trace.ends]
+    roots = [x.grad_fn for x in trace.read_tensors]
     nodes = list(nodes_from(roots))
     readers = Counter([*roots, *(child for node in nodes for child, _ in node.next_functions)])
     written = {id(x.leaf): x for x in trace.linears}
@@ -50,7 +50,7 @@ def layer_scales(model: nn.Module, names: Mapping[int, str], trace: Trace) -> It
     uses = Counter(x.weight.parameter for x in trace.linears)
     for name in (name for name in names.values() if name in scaled and name in own):
         linears = sorted(scaled[name], key=trace.linears.index)
-        writers = [w for w in dict.fromkeys(map(_writer, linears)) if w and {w.weight, w.bias or name} <= own]
+        writers = [w for w in dict.fromkeys(map(writer_of, linears)) if w and {w.weight, w.bias or name} <= own]
         # No more products, and no more uses of what writes, than are accounted for.
         if products[name] == len(linears) == sum(uses[w.weight] for w in writers):
             shape = model.get_parameter(name).shape
@@ -93,7 +93,7 @@ def _multiplied(scale: Tensor, linear: Linear, node: Any) -> bool:
     return False
 
 
-def _writer(linear: Linear) -> Writer | None:
+def writer_of(linear: Linear) -> Writer | None:
     """What writes, if it is all of a parameter, and of a bias."""
     weight, bias = linear.weight, linear.bias
     if len(weight.out) != 1 or linear.outputs * linear.inputs != math.prod(weight.shape):

@@ -84,9 +84,8 @@ def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = ()
         stack.enter_context(torch.enable_grad())
         stack.enter_context(cutter)
         outputs = call(model, batch)
-    result.ends = [x.grad_fn for x in output_tensors(outputs) if x.grad_fn is not None]
-    ends = [*(x.source for x in result.linears), *(x.logits for x in result.softmaxes), *output_tensors(outputs)]
-    result.felt.update(id(leaf) for end in ends for leaf in result.sources(end))
+    result.ends = output_tensors(outputs)
+    result.felt.update(id(leaf) for end in result.read_tensors for leaf in result.sources(end))
     # What the model returns is read by whoever called it.
     result.read(output_tensors(outputs))
     result.unread.clear()

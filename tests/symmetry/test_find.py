@@ -93,8 +93,9 @@ def test_a_module_whose_train_returns_nothing_is_tried_too(maps: dict[str, Symme
 def test_hidden_units_scale_where_the_activation_lets_them(family: Family, maps: dict[str, SymmetryMap]) -> None:
     units = of_kind(maps[family.name], "mlp")
     assert sorted((p.group.name, p.copies) for p in units) == sorted(family.units)
+    means = {"read_mean", "written_mean"} if family.means else set()
     assert {s.kind for s in maps[family.name].symmetries} <= {
-        "qk", "vo", "mlp", "key_bias", "value_bias", "norm_gain"
+        "qk", "vo", "mlp", "key_bias", "value_bias", "norm_gain", *means
     }  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def test_the_dimension_of_the_whole_group_is_the_sum_worked_out_by_hand(
     # A norm with a bias folds both; only T5 and the rotary families have norms without.
     per_norm = WIDTH * (1 if family.casts and family.name != "gpt2" else 2)
     folds_and_pairs = family.attentions * per_attention + sum(family.gains.values()) * per_norm
-    assert maps[family.name].dimension == folds_and_pairs + sum(n for _, n in family.units)
+    assert maps[family.name].dimension == folds_and_pairs + sum(n for _, n in family.units) + family.means
 
 
 @each_family
@@ -190,10 +191,10 @@ def test_the_preset_paper_folds_nothing_and_finds_the_same_pairs(family: Family,
 
 
 @each_family
-def test_the_preset_attention_folds_biases_but_no_gains(family: Family, maps: dict[str, SymmetryMap]) -> None:
+def test_the_preset_attention_folds_biases_but_no_gains_and_means(family: Family, maps: dict[str, SymmetryMap]) -> None:
     found = find_symmetries(build(family.name), batch_of(family.name), preset="attention")
     assert list(found.pairs) == of_kind(maps[family.name], "qk", "vo")
-    assert found.folds == tuple(f for f in maps[family.name].folds if f.kind != "norm_gain")
+    assert found.folds == tuple(f for f in maps[family.name].folds if f.kind in ("key_bias", "value_bias"))
 
 
 @each_family
@@ -260,7 +261,7 @@ def test_saturated_or_vanishing_attention_does_not_change_what_is_found(
 
 
 def test_a_model_without_attention_has_an_empty_map() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)).double()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)).double()
     assert find_symmetries(model, {"input": torch.randn(3, 4, dtype=torch.float64)}) == SymmetryMap()
 
 
