@@ -201,3 +201,11 @@ class Trace:
     def sources(self, tensor: Tensor) -> list[Tensor]:
         """The same as a list, always in the same order."""
         return self.leaves.listed(self.behind(tensor))
+
+    def small(self, leaves: Iterable[Tensor]) -> list[Tensor]:
+        """These leaves less the tables of which rows are looked up, or all if there are no others.
+
+        Derivatives in a whole vocabulary take long, and say no more than those in what else there is.
+        """
+        every = list(leaves)
+        return [x for x in every if self.parameters.get(id(x)) not in self.looked_up] or every

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,9 +105,8 @@ def _of_norm(
         readers = [replace(r, shiftable=not r.bias and shiftable(uses[r.weight], trace)) for r in readers]
     known: dict[int, bool] = {}
     readers = [r for r in readers if _takes_all(r, trace) and (bias_name is None or r.bias or r.shiftable)]
-    readers = [
-        r for r in readers if all(_is_one(trace, x, own, offset, known) for x in uses.get(r.weight, ()) if _of(x, r))
-    ]
+    is_one = partial(_is_one, trace, path, own, offset, known)
+    readers = [r for r in readers if all(is_one(x) for x in uses.get(r.weight, ()) if _of(x, r))]
     found = ReadMean("", path, gain_name, bias_name, tuple(readers), (), offset)
     return found if readers and found.usable({gain_name: own[0]}) else None
 
@@ -154,8 +154,9 @@ def _centres(
 
 
 def _is_one(
-    trace: Trace, linear: Linear, own: tuple[nn.Parameter, nn.Parameter | None], offset: float, known: dict[int, bool]
-) -> bool:
+    trace: Trace, path: str, own: tuple[nn.Parameter, nn.Parameter | None], offset: float, known: dict[int, bool],
+    linear: Linear,
+) -> bool:  # fmt: skip
     """Whether what a linear map read is, at every place, what a norm with these parameters may write.
 
     ``known`` is what has been found, by the identity of what was read.
@@ -163,17 +164,21 @@ def _is_one(
     key = id(linear.source)
     if key not in known:
         rows = linear.source.movedim(linear.source_axis, -1)
-        known[key] = linear.inputs == len(own[0]) and _has_no_mean(trace, rows, own, offset)
+        known[key] = linear.inputs == len(own[0]) and _has_no_mean(
+            trace, rows, own, offset, trace.before_norm.get(path, (None,))[0]
+        )
     return known[key]
 
 
 def _has_no_mean(
-    trace: Trace, rows: Tensor, own: tuple[nn.Parameter | None, nn.Parameter | None] = (None, None), offset: float = 0.0
-) -> bool:
+    trace: Trace, rows: Tensor, own: tuple[nn.Parameter | None, nn.Parameter | None] = (None, None),
+    offset: float = 0.0, before: Tensor | None = None,
+) -> bool:  # fmt: skip
     """Whether rows sum to zero over their features (last), less a bias and in units of a gain, whatever was before.
 
     The derivatives of the sum in all that it is made of are zero, and those of other sums are not: numbers that rows
     are multiplied by, say, may be one at these weights alone. Where a norm reads the model's input, there are none.
+    What a norm read ``before``, if that is known, stands for all that it was made of.
     """
     gain, bias = own
     if rows.shape[-1] < 2 or not rows.requires_grad:
@@ -181,14 +186,22 @@ def _has_no_mean(
     v = 1 / (gain.detach().to(rows) + offset) if gain is not None else rows.detach().new_ones(rows.shape[-1])
     if not cancels((rows.detach() - (0 if bias is None else bias.detach().to(rows))) * v):
         return False
-    leaves = [s for s in trace.sources(rows) if all(s is not p for p in own)]
-    if not leaves:
-        return gain is not None
+    behind = trace.behind(rows)
+    if before is not None and before.requires_grad and trace.behind(before) & ~behind == 0:
+        later = [s for s in trace.leaves.listed(behind & ~trace.behind(before)) if all(s is not p for p in own)]
+        if _cancel(rows, v, [before, *later]):
+            return True
+    leaves = trace.small(s for s in trace.leaves.listed(behind) if all(s is not p for p in own))
+    return _cancel(rows, v, leaves) if leaves else gain is not None
+
+
+def _cancel(rows: Tensor, v: Tensor, sources: Sequence[Tensor]) -> bool:
+    """Whether the sum of rows in units of v has no derivatives in what they are made of, and others have some."""
     noise, other = (drawn(rows.shape[:-1], rows, seed).unsqueeze(-1) for seed in (8, 9))
     moved, control = (
         sum(
             float(g.abs().sum())
-            for g in torch.autograd.grad(rows, leaves, weights, retain_graph=True, allow_unused=True)
+            for g in torch.autograd.grad(rows, sources, weights, retain_graph=True, allow_unused=True)
             if g is not None
         )
         for weights in (noise * v, other * drawn(rows.shape, rows, 10))

@@ -86,6 +86,14 @@ def _jumps(m: Stream, x: Tensor) -> Tensor:
     return x + (shares.unsqueeze(-1) * m.b(x).unflatten(-1, (4, WIDTH))).sum(-2)
 
 
+def _attending_to_nothing(m: Stream, x: Tensor) -> Tensor:
+    """The first token sees none, not even itself."""
+    logits = x @ m.b(x).mT
+    seen = torch.ones(logits.shape[-2:]).tril(-1).bool()
+    shares = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+    return m.norm(x + m.a(shares @ x))  # type: ignore[no-any-return]
+
+
 def _compared(m: Stream, x: Tensor) -> Tensor:
     y = x + m.a(x)
     return m.norm(y) * (y > 0)  # type: ignore[no-any-return]
@@ -104,6 +112,7 @@ CASES = {
     "attention": Case(lambda m, x: m.norm(x + m.a(x)), ("a.o.weight", "a.o.bias"), {"a": Projected}),
     "of several layers": Case(_layers, (*A, *B), {**TWO, "c": linear}),
     "a linear map twice": Case(lambda m, x: m.norm(m.a(m.norm(x + m.a(x)))), A, ONE),
+    "beside tokens that attend to nothing": Case(_attending_to_nothing, A, TWO),
     "numbers that it is multiplied by": Case(lambda m, x: m.norm(x + m.scale * m.a(x)), (*A, "scale"), ONE),
     "to a router": Case(_routed, A, EXPERTS),
     "to a router, of the best": Case(lambda m, x: _routed(m, x, 2), A, EXPERTS),
