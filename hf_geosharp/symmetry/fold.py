@@ -202,10 +202,14 @@ class Mean(Fold):
         return self.views
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
-        """A normal number for each row, as large as what it is added to."""
+        """A normal number for each row, a third as large as what it is added to, both in units of 1 / λ.
+
+        Not more, for what cancels is rounded.
+        """
         return {
             f"v{k}": torch.randn(self._means(view), generator=generator, dtype=torch.float64)
-            * _size(view.of(weights[view.parameter]), 1 / self._scale(view, weights))
+            * _size(view.of(weights[view.parameter]) * self._scale(view, weights))
+            / 3
             for k, view in enumerate(self.views)
         }
 
@@ -250,10 +254,9 @@ class Mean(Fold):
         return self.scale is None or bool((weights[self.scale.parameter].detach() != 0).all())
 
 
-def _size(weight: Tensor, direction: Tensor) -> float:
-    """The root mean square of weights in units of that of a direction that something is added to them along."""
-    lengths = [float(x.detach().double().square().mean().sqrt()) for x in (weight, direction)]
-    return lengths[0] / lengths[1] or 1.0
+def _size(weight: Tensor) -> float:
+    """The root mean square of weights; 1 where all are zero."""
+    return float(weight.detach().double().square().mean().sqrt()) or 1.0
 
 
 @dataclass(frozen=True)
@@ -427,12 +430,12 @@ class ReadMean(Fold):
         return self.views
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
-        """A normal number for each output, as large as what it is added to."""
+        """A normal number for each output, a third as large as what it is added to, both in units of v."""
         move = {}
         for k, reader in enumerate(self.readers):
             weight = self._weight(reader, weights)
             noise = torch.randn(weight.shape[1:], generator=generator, dtype=torch.float64)
-            move[f"u{k}"] = noise * _size(weight, self._direction(weights, weight))
+            move[f"u{k}"] = noise * _size(weight / self._direction(weights, weight)) / 3
         return move
 
     def inverse(self, move: Move) -> Move:

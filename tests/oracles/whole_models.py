@@ -81,6 +81,8 @@ class Layout:
     theta: Tensor
     pairs: list[Pair]
     fixed: list[Tensor]
+    means: int = 0
+    """Directions that layer norms take out: still coordinates, but nothing feels them."""
 
 
 # ----------------------------------------------------------------------------------------------- architectures by hand
@@ -92,6 +94,7 @@ class _Folding:
     def __init__(self, flat: Flat) -> None:
         self.flat, self.theta = flat, flat.theta.clone()
         self.fixed: list[Tensor] = []
+        self.means = 0
 
     def get(self, name: str) -> Tensor:
         return self.flat.get(name, self.theta)
@@ -111,6 +114,24 @@ class _Folding:
         if bias is not None:
             bias.zero_()
             self.fixed.append(self.flat.index(f"{norm}.bias"))
+
+    def read_mean(self, norm: str, readers: Sequence[str], *, across: bool = False) -> None:
+        """What of the weights lies along 1 / gain, in which the norm's output has no mean but that of its bias."""
+        along, bias = 1 / self.get(f"{norm}.weight"), self.get(f"{norm}.bias")
+        for reader in readers:
+            weight = self.get(f"{reader}.weight")
+            weight = weight.mT if across else weight
+            tilt = weight @ along / (along @ along)
+            self.get(f"{reader}.bias").add_(tilt * (along @ bias))
+            weight.sub_(torch.outer(tilt, along))
+            self.means += len(tilt)
+
+    def written_mean(self, writer: str, *, across: bool = False) -> None:
+        """The mean of what is written to a stream, of which layer norms take it out."""
+        weight, bias = self.get(f"{writer}.weight"), self.get(f"{writer}.bias")
+        weight.sub_(weight.mean(1 if across else 0, keepdim=True))
+        bias.sub_(bias.mean())
+        self.means += weight.shape[0 if across else 1] + 1
 
     def value_bias(self, bias: Tensor, place: Tensor, weight: Tensor, out: Tensor) -> None:
         """A bias of values into that of the output; ``weight`` is (outputs, values)."""
@@ -133,6 +154,9 @@ def bert(flat: Flat, config: Any) -> Layout:
     for layer in range(config.num_hidden_layers):
         base = f"bert.encoder.layer.{layer}.attention"
         query, key, value, out = (f"{base}.{x}" for x in ("self.query", "self.key", "self.value", "output.dense"))
+        before = f"bert.encoder.layer.{layer - 1}.output" if layer else "bert.embeddings"
+        folding.read_mean(f"{before}.LayerNorm", [query, key, value])
+        folding.read_mean(f"{base}.output.LayerNorm", [f"bert.encoder.layer.{layer}.intermediate.dense"])
         folding.get(f"{key}.bias").zero_()
         folding.fixed.append(flat.index(f"{key}.bias"))
         folding.value_bias(
@@ -143,7 +167,10 @@ def bert(flat: Flat, config: Any) -> Layout:
             rows = slice(start, start + head)
             pairs.append(Pair(_rows(flat, query, rows, bias=True), _rows(flat, key, rows, bias=False)))
             pairs.append(Pair(_rows(flat, value, rows, bias=False), flat.index(f"{out}.weight")[:, rows]))
-    return Layout(folding.theta, pairs, folding.fixed)
+        folding.written_mean(out)
+        folding.written_mean(f"bert.encoder.layer.{layer}.output.dense")
+    folding.read_mean(f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.LayerNorm", ["bert.pooler.dense"])
+    return Layout(folding.theta, pairs, folding.fixed, folding.means)
 
 
 def gpt2(flat: Flat, config: Any) -> Layout:
@@ -155,6 +182,8 @@ def gpt2(flat: Flat, config: Any) -> Layout:
         fused, out = f"{base}.attn.c_attn", f"{base}.attn.c_proj"
         folding.gain(f"{base}.ln_1", [fused], across=True)
         folding.gain(f"{base}.ln_2", [f"{base}.mlp.c_fc"], across=True)
+        folding.read_mean(f"{base}.ln_1", [fused], across=True)
+        folding.read_mean(f"{base}.ln_2", [f"{base}.mlp.c_fc"], across=True)
         bias, places = folding.get(f"{fused}.bias"), flat.index(f"{fused}.bias")
         bias[width : 2 * width] = 0
         folding.fixed.append(places[width : 2 * width])
@@ -166,7 +195,9 @@ def gpt2(flat: Flat, config: Any) -> Layout:
             q, k, v = (slice(part * width + start, part * width + start + head) for part in range(3))
             pairs.append(Pair(torch.cat([weight[:, q], places[None, q]]), weight[:, k]))
             pairs.append(Pair(weight[:, v], flat.index(f"{out}.weight")[q].mT))
-    return Layout(folding.theta, pairs, folding.fixed)
+        folding.written_mean(out, across=True)
+        folding.written_mean(f"{base}.mlp.c_proj", across=True)
+    return Layout(folding.theta, pairs, folding.fixed, folding.means)
 
 
 def llama(flat: Flat, config: Any) -> Layout:
@@ -222,7 +253,8 @@ class Reference:
         self.frames = [self._frame(*point) for point in self.points]
         self.vertical = [self._vertical(*both) for both in zip(self.points, self.frames, strict=True)]
         self.size = sum(len(v) for v in self.vertical) + len(self.loose)
-        self.dimension = self.size - sum(v.shape[1] for v in self.vertical)
+        self.horizontal = self.size - sum(v.shape[1] for v in self.vertical)
+        self.dimension = self.horizontal - layout.means
         self.base = float(self.value(layout.theta))
 
     def value(self, theta: Tensor) -> Tensor:
@@ -320,7 +352,7 @@ class Reference:
         found = []
         for _ in range(draws):
             z = self.horizontal(torch.randn(self.size, generator=generator, dtype=torch.float64))
-            z *= rho / math.sqrt(self.dimension)
+            z *= rho / math.sqrt(self.horizontal)  # means are drawn too
             found.append(float(self.rise(z) + self.rise(-z)) / 2)
         return float(np.mean(found)), float(np.std(found, ddof=1) / math.sqrt(draws))
 

@@ -240,7 +240,7 @@ def test_a_score_is_that_of_the_higher_climb_and_tells_both() -> None:
 def test_in_rough_balls_the_score_of_moved_weights_is_the_same() -> None:
     moved = bert().double()
     symmetries = find_symmetries(moved)
-    symmetries.apply(moved, symmetries.random_element(1, condition=10.0))
+    symmetries.apply(moved, symmetries.random_element(moved, 1, condition=10.0))
     result = score(moved, bert_batches(3), rho=1.0, reproducibility=False, dtype="float64")
     here = take(steps=20)
     assert all(batch.rough for batch in here.per_batch)
