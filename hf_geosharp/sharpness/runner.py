@@ -145,7 +145,9 @@ class Runner:
         """
         self.base_point.expect(self._stored_losses(()))
         if self.base_point.stored:
-            self._chart_of(Job(SCORE, 0))
+            chart = self._chart_of(Job(SCORE, 0))
+            # Of a sharded model the ranks that own pairs have moved them, and the rows of all are to follow.
+            chart.write(chart.space.zeros())
             base = self._loss_of(0)
             if math.isfinite(base) and not self.base_point.is_stored_loss(0, base):
                 self.base_point.check_function(0, base)

@@ -23,7 +23,7 @@ from torch import nn
 
 from hf_geosharp import atomic
 from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_batches, of_code, of_config, of_layout
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, LayerScale, Mean, Reader, ValueBias, Writer
+from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, LayerScale, Mean, Reader, ReadMean, ValueBias, Writer
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Between, Pair
@@ -136,7 +136,22 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
 
 _CLASSES: dict[str, type[Any]] = {
     c.__name__: c
-    for c in (Pair, Between, KeyBias, ValueBias, Mean, Gain, LayerScale, Scale, Reader, Writer, Group, View, Axis)
+    for c in (
+        Pair,
+        Between,
+        KeyBias,
+        ValueBias,
+        Mean,
+        ReadMean,
+        Gain,
+        LayerScale,
+        Scale,
+        Reader,
+        Writer,
+        Group,
+        View,
+        Axis,
+    )  # fmt: skip
 }
 
 
