@@ -134,25 +134,10 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- as JSON
 
-_CLASSES: dict[str, type[Any]] = {
-    c.__name__: c
-    for c in (
-        Pair,
-        Between,
-        KeyBias,
-        ValueBias,
-        Mean,
-        ReadMean,
-        Gain,
-        LayerScale,
-        Scale,
-        Reader,
-        Writer,
-        Group,
-        View,
-        Axis,
-    )  # fmt: skip
-}
+_KINDS = (
+    Pair, Between, KeyBias, ValueBias, Mean, ReadMean, Gain, LayerScale, Scale, Reader, Writer, Group, View, Axis
+)  # fmt: skip
+_CLASSES: dict[str, type[Any]] = {c.__name__: c for c in _KINDS}
 
 
 def encode(found: SymmetryMap) -> dict[str, Any]:

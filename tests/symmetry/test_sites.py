@@ -221,7 +221,10 @@ LAYOUTS = {
         lambda: Joint(lambda x: half(_unit(x)), bias=False), {"U(1)": 12}, folds=NONE
     ),
     "keys and values of a latent": Site(Latent, folds=NONE),
-    "keys and values of a latent with a norm": Site(lambda: Latent(norm=True), folds={"norm_gain": 8}),
+    # Neither keys nor values have biases, which only values would need.
+    "keys and values of a latent with a norm": Site(
+        lambda: Latent(norm=True), folds={"norm_gain": 8, "read_mean": 4 * HEAD, "written_mean": WIDTH + 1}
+    ),
 }  # fmt: skip
 
 # ----------------------------------------------------------------------------------- weights that are made beforehand
@@ -867,9 +870,12 @@ SUB_NORMS = {
     "a norm of all heads, grouped queries": Site(
         lambda: SubNormed(key_heads=2), TWO, {f"O({HEAD})": 2}, {"key_bias": 2 * HEAD, "norm_gain": 4 * HEAD}
     ),
-    "a layer norm of all heads": Site(lambda: SubNormed(centred=True), vo=CENTRED, folds=SUB_NORMED),
+    "a layer norm of all heads": Site(
+        lambda: SubNormed(centred=True), vo=CENTRED, folds={**SUB_NORMED, "read_mean": WIDTH}
+    ),
     "a layer norm of all heads, with a bias": Site(
-        lambda: SubNormed(centred=True, bias=True), vo=CENTRED, folds={**KEY_BIAS, "norm_gain": 8 * HEAD}
+        lambda: SubNormed(centred=True, bias=True), vo=CENTRED,
+        folds={**KEY_BIAS, "norm_gain": 8 * HEAD, "read_mean": WIDTH},
     ),
     "a norm of all heads, with a bias": Site(
         lambda: SubNormed(bias=True), vo=ROTATED, folds={**KEY_BIAS, "norm_gain": 8 * HEAD}
@@ -1266,7 +1272,9 @@ def test_a_router_is_not_taken_for_attention() -> None:
             share = torch.softmax(self.router(x), dim=-1)
             return sum(share[..., i, None] * e(x) for i, e in enumerate(self.experts))  # type: ignore[return-value]
 
-    assert find_symmetries(Residual(Router()), inputs()) == SymmetryMap()
+    found = find_symmetries(Residual(Router()), inputs())
+    assert [(s.name, s.dimension) for s in found.symmetries] == [("parts.0.router.written_mean", WIDTH + 1)]
+    assert found == SymmetryMap(folds=found.folds)
 
 
 class Sampled(nn.Module):
@@ -1457,7 +1465,10 @@ def test_the_entropy_of_some_shares_is_not_taken_for_attention() -> None:
             logits = self.head(x)
             return self.out((logits.softmax(-1) * logits.log_softmax(-1)).sum(-1, keepdim=True))  # type: ignore[no-any-return]
 
-    assert find_symmetries(Residual(Sure()), inputs()) == SymmetryMap()
+    found = find_symmetries(Residual(Sure()), inputs())
+    # No more than the same number for all logits.
+    assert [(s.name, s.dimension) for s in found.symmetries] == [("parts.0.head.written_mean", WIDTH + 1)]
+    assert found == SymmetryMap(folds=found.folds)
 
 
 @pytest.mark.parametrize("first", ["logits", "shares"])
