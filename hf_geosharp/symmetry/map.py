@@ -25,6 +25,9 @@ _FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
 """Which of two pairs with entries in common stays a pair."""
 
 
+_DRAWN_LAST = ("read_mean", "written_mean")
+
+
 def _overlap(first: Pair, second: Pair) -> bool:
     """Whether two pairs have an entry of a parameter in common."""
     return any(v.meets(other) for v in (*first.g, *first.h) for other in (*second.g, *second.h))
@@ -209,7 +212,10 @@ class SymmetryMap:
         generator = torch.Generator().manual_seed(whole("seed", seed))
         if isinstance(weights, nn.Module):
             weights = dict(weights.named_parameters())
-        return Element({s.name: s.random(weights, generator, condition) for s in self.symmetries})
+        # Means last: what is drawn for the others is not another one where there are some.
+        drawn = sorted(self.symmetries, key=lambda s: s.kind in _DRAWN_LAST)
+        moves = {s.name: s.random(weights, generator, condition) for s in drawn}
+        return Element({s.name: moves[s.name] for s in self.symmetries})
 
     def inverse(self, element: Element) -> Element:
         """The element that brings everything back (to rounding)."""
