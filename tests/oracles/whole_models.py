@@ -253,8 +253,8 @@ class Reference:
         self.frames = [self._frame(*point) for point in self.points]
         self.vertical = [self._vertical(*both) for both in zip(self.points, self.frames, strict=True)]
         self.size = sum(len(v) for v in self.vertical) + len(self.loose)
-        self.horizontal = self.size - sum(v.shape[1] for v in self.vertical)
-        self.dimension = self.horizontal - layout.means
+        self.coordinates = self.size - sum(v.shape[1] for v in self.vertical)
+        self.dimension = self.coordinates - layout.means
         self.base = float(self.value(layout.theta))
 
     def value(self, theta: Tensor) -> Tensor:
@@ -352,7 +352,7 @@ class Reference:
         found = []
         for _ in range(draws):
             z = self.horizontal(torch.randn(self.size, generator=generator, dtype=torch.float64))
-            z *= rho / math.sqrt(self.horizontal)  # means are drawn too
+            z *= rho / math.sqrt(self.coordinates)  # means are drawn too
             found.append(float(self.rise(z) + self.rise(-z)) / 2)
         return float(np.mean(found)), float(np.std(found, ddof=1) / math.sqrt(draws))
 
