@@ -153,6 +153,14 @@ class Trace:
         """All that becomes of what was cut: what linear maps and softmaxes read, and the outputs."""
         return [*(x.source for x in self.linears), *(x.logits for x in self.softmaxes), *self.ends]
 
+    @property
+    def uses(self) -> dict[str, list[Linear]]:
+        """The linear maps of each parameter, in order."""
+        found: dict[str, list[Linear]] = {}
+        for linear in self.linears:
+            found.setdefault(linear.weight.parameter, []).append(linear)
+        return found
+
     def returned(self, module: str, tensors: Sequence[Tensor]) -> None:
         """Notes what a module has returned."""
         for place, tensor in enumerate(tensors):

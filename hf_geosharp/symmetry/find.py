@@ -35,12 +35,12 @@ from hf_geosharp.symmetry.experts import unvisited
 from hf_geosharp.symmetry.features import Families
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, ReadMean, ValueBias
 from hf_geosharp.symmetry.gains import gains
+from hf_geosharp.symmetry.head_means import head_means
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
 from hf_geosharp.symmetry.layer_scales import layer_scales
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
 from hf_geosharp.symmetry.layouts.traced import disagreement
 from hf_geosharp.symmetry.map import SymmetryMap
-from hf_geosharp.symmetry.means import means
 from hf_geosharp.symmetry.narrow import cuts
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
@@ -55,23 +55,13 @@ from hf_geosharp.symmetry.verify import Verified, verify
 from hf_geosharp.symmetry.written_means import written_means
 from hf_geosharp.wrappers import check_module, uncompiled
 
+_ALL = (
+    "qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain", "layer_scale",
+    "read_mean", "written_mean",
+)  # fmt: skip
+
 PRESETS: dict[str, frozenset[str]] = {
-    "full": frozenset(
-        {
-            "qk",
-            "vo",
-            "qk_norm",
-            "qk_mean",
-            "mlp",
-            "lora",
-            "key_bias",
-            "value_bias",
-            "norm_gain",
-            "layer_scale",
-            "read_mean",
-            "written_mean",
-        }
-    ),
+    "full": frozenset(_ALL),
     "attention": frozenset({"qk", "vo", "key_bias", "value_bias"}),
     "paper": frozenset({"qk", "vo"}),
 }
@@ -391,7 +381,7 @@ def _attend(
     ]
     centred = []
     if kind == "qk" and (partly or all(p.group.isometric or p.kind != "qk" for p in pairs)):
-        centred = [m for m in means(sites, scope, traced, families) if trials.holds(m, scope)]
+        centred = [m for m in head_means(sites, scope, traced, families) if trials.holds(m, scope)]
         found.biases += centred
     mixed = traced.mixing | traced.weighing
     if not pairs and kind == "vo" and all(not s.outputs and id(s.softmax) not in mixed for s in sites):

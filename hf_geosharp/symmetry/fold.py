@@ -165,12 +165,34 @@ class ValueBias(_Bias):
         bias.zero_()
 
 
+class _Means(Fold):
+    """Means that reach nothing, of ``views``. Of the representative, in which they are zero, nothing is fixed.
+
+    What moves along them reaches nothing either, so that no worst case goes there.
+    """
+
+    views: tuple[View, ...]
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def moved(self) -> tuple[View, ...]:
+        """The weights that have the means."""
+        return self.views
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {name: -shift for name, shift in move.items()}
+
+
 @dataclass(frozen=True)
-class Mean(Fold):
+class Mean(_Means):
     """W -> W + 1 vᵀ for each head, b too: what reads the outputs of a head takes out their mean, or does not see it.
 
-    With ``scale``, numbers λ that the outputs are multiplied by on the way there, it is W -> W + (1 / λ) vᵀ. Of the
-    representative nothing is fixed: what moves along the mean reaches nothing, and no worst case goes there.
+    With ``scale``, numbers λ that the outputs are multiplied by on the way there, it is W -> W + (1 / λ) vᵀ.
     """
 
     name: str
@@ -190,16 +212,6 @@ class Mean(Fold):
     def dimension(self) -> int:
         """One for each input of each head, and for its bias."""
         return sum(v.count * v.height for v in self.views)
-
-    @property
-    def fixed(self) -> tuple[View, ...]:
-        """Nothing."""
-        return ()
-
-    @property
-    def moved(self) -> tuple[View, ...]:
-        """The heads."""
-        return self.views
 
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
         """A normal number for each row, a third as large as what it is added to, both in units of 1 / λ.
@@ -225,10 +237,6 @@ class Mean(Fold):
         window = view.of(weights[view.parameter])
         scale = weights[self.scale.parameter].to(window)
         return scale.reshape([n if name in view.dim else 1 for name, n in zip(view.names, view.shape(), strict=True)])
-
-    def inverse(self, move: Move) -> Move:
-        """The opposite shift."""
-        return {name: -v for name, v in move.items()}
 
     def apply(self, weights: Weights, move: Move) -> None:
         """The same is added to every coordinate, in units of 1 / λ."""
@@ -389,11 +397,8 @@ class Gain(Fold):
 
 
 @dataclass(frozen=True)
-class ReadMean(Fold):
-    """W -> W + u vᵀ, b -> b - u (v · β) for what reads a norm that takes out the mean, v being 1 / γ.
-
-    Of the representative, W v = 0, nothing is fixed: what moves along v reaches nothing, and no worst case goes there.
-    """
+class ReadMean(_Means):
+    """W -> W + u vᵀ, b -> b - u (v · β) for what reads a norm that takes out the mean, v being 1 / γ."""
 
     name: str
     module: str
@@ -419,16 +424,6 @@ class ReadMean(Fold):
         """One for each output of each reader, of convolutions for each of their points."""
         return sum(v.height for v in self.views) - self.overlap
 
-    @property
-    def fixed(self) -> tuple[View, ...]:
-        """Nothing."""
-        return ()
-
-    @property
-    def moved(self) -> tuple[View, ...]:
-        """The weights of the readers."""
-        return self.views
-
     def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
         """A normal number for each output, a third as large as what it is added to, both in units of v."""
         move = {}
@@ -437,10 +432,6 @@ class ReadMean(Fold):
             noise = torch.randn(weight.shape[1:], generator=generator, dtype=torch.float64)
             move[f"u{k}"] = noise * _size(weight / self._direction(weights, weight)) / 3
         return move
-
-    def inverse(self, move: Move) -> Move:
-        """The opposite shift."""
-        return {name: -u for name, u in move.items()}
 
     def apply(self, weights: Weights, move: Move) -> None:
         """W += u vᵀ, b -= u (v · β)."""

@@ -12,7 +12,7 @@ from hf_geosharp.symmetry.events import Convolution, Linear, Trace
 from hf_geosharp.symmetry.experts import Readers
 from hf_geosharp.symmetry.fold import Gain, Reader
 from hf_geosharp.symmetry.probe import LocalTwin
-from hf_geosharp.symmetry.readers import across, overlap, private, reader_of, rows_of, shiftable
+from hf_geosharp.symmetry.readers import across, by_norm, private, reader_of, rows_of, shiftable
 from hf_geosharp.symmetry.trace import norm_parameters
 
 
@@ -22,22 +22,14 @@ def gains(model: nn.Module, names: Mapping[int, str], trace: Trace) -> Iterator[
     A linear map counts if the norm is all that it ever reads, and if its parameters are used for nothing else.
     """
     alone = private(model, names, trace)
-    uses: dict[str, list[Linear]] = {}
-    for linear in trace.linears:
-        uses.setdefault(linear.weight.parameter, []).append(linear)
-    reads: dict[str, list[Linear]] = {}
+    uses, reads = trace.uses, dict[str, list[Linear]]()
     for events in uses.values():
-        sources = [trace.norm_of(x.source) for x in events]
-        trace.bypassed |= {n for x, n in zip(events, sources, strict=True) if n is not None and across(trace, x)}
-        for norm in dict.fromkeys(sources):
+        for norm, mine, alone_there in by_norm(trace, events):
             if norm is None:
                 continue
-            mine, others = (
-                [x for x, n in zip(events, sources, strict=True) if (n == norm) is its] for its in (True, False)
-            )
             reads.setdefault(norm, []).extend(mine)
             # A map that reads something else too ends the claim.
-            if any(overlap(rows_of(x), rows_of(other)) for x in mine for other in others):
+            if not alone_there or any(across(trace, x) for x in mine):
                 trace.bypassed.add(norm)
     convolved = _convolved(trace, uses)
     experts = Readers(model, trace, names)

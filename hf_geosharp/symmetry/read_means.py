@@ -20,7 +20,7 @@ from hf_geosharp.symmetry.features import NEAR, cancels, drawn
 from hf_geosharp.symmetry.fold import Gain, Reader, ReadMean
 from hf_geosharp.symmetry.gains import offset_of
 from hf_geosharp.symmetry.probe import LocalTwin
-from hf_geosharp.symmetry.readers import across, entries, overlap, private, reader_of, rows_of, shiftable
+from hf_geosharp.symmetry.readers import across, by_norm, entries, overlap, private, reader_of, rows_of, shiftable
 from hf_geosharp.symmetry.recorded import Call, mapped
 from hf_geosharp.symmetry.trace import norm_parameters
 from hf_geosharp.symmetry.views import Axis, View
@@ -36,9 +36,7 @@ def read_means(
 
     ``names`` are those of the model's parameters, by identity.
     """
-    uses: dict[str, list[Linear]] = {}
-    for linear in trace.linears:
-        uses.setdefault(linear.weight.parameter, []).append(linear)
+    uses = trace.uses
     reads, bare = _reads(trace, uses, private(model, names, trace))
     shapes = {n: tuple(p.shape) for n, p in model.named_parameters(remove_duplicate=False)}
     folding = {g.module: g for g in gains}
@@ -60,12 +58,8 @@ def _reads(
     reads: dict[str, list[Reader]] = {}
     bare: list[tuple[Reader, list[Linear]]] = []
     for events in uses.values():
-        sources = [trace.norm_of(x.source) for x in events]
-        for norm in dict.fromkeys(sources):
-            mine, others = (
-                [x for x, n in zip(events, sources, strict=True) if (n == norm) is its] for its in (True, False)
-            )
-            if any(overlap(rows_of(x), rows_of(other)) for x in mine for other in others):
+        for norm, mine, alone_there in by_norm(trace, events):
+            if not alone_there:
                 continue
             reader = reader_of(mine, alone, mine[0].inputs)
             # Of experts that no token has reached nothing says what they read.
@@ -198,14 +192,17 @@ def _has_no_mean(
 def _cancel(rows: Tensor, v: Tensor, sources: Sequence[Tensor]) -> bool:
     """Whether the sum of rows in units of v has no derivatives in what they are made of, and others have some."""
     noise, other = (drawn(rows.shape[:-1], rows, seed).unsqueeze(-1) for seed in (8, 9))
-    moved, control = (
-        sum(
-            float(g.abs().sum())
-            for g in torch.autograd.grad(rows, sources, weights, retain_graph=True, allow_unused=True)
-            if g is not None
+    try:
+        moved, control = (
+            sum(
+                float(g.abs().sum())
+                for g in torch.autograd.grad(rows, sources, weights, retain_graph=True, allow_unused=True)
+                if g is not None
+            )
+            for weights in (noise * v, other * drawn(rows.shape, rows, 10))
         )
-        for weights in (noise * v, other * drawn(rows.shape, rows, 10))
-    )
+    except RuntimeError:  # something on the way has no derivative
+        return False
     return moved <= NEAR * control and control > 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -53,6 +53,19 @@ def rows_of(linear: Linear) -> range:
 def overlap(rows: range, others: range) -> bool:
     """Whether two ranges have a number in common."""
     return max(rows.start, others.start) < min(rows.stop, others.stop)
+
+
+def by_norm(trace: Trace, events: Sequence[Linear]) -> Iterator[tuple[str | None, list[Linear], bool]]:
+    """Uses of a parameter by the norm that they read, and whether those of its rows read nothing else.
+
+    None stands for all that no norm with weights has written.
+    """
+    sources = [trace.norm_of(x.source) for x in events]
+    for norm in dict.fromkeys(sources):
+        mine, others = (
+            [x for x, n in zip(events, sources, strict=True) if (n == norm) is its] for its in (True, False)
+        )
+        yield norm, mine, not any(overlap(rows_of(x), rows_of(other)) for x in mine for other in others)
 
 
 def reader_of(events: Sequence[Linear], private: set[str], size: int) -> Reader | None:

@@ -32,10 +32,7 @@ def written_means(
     the logits of a softmax: code may look at those in ways that have no derivative.
     """
     alone = private(model, names, trace)
-    uses: dict[str, list[Linear]] = {}
-    for linear in trace.linears:
-        uses.setdefault(linear.weight.parameter, []).append(linear)
-    writers = [own for name, own in uses.items() if name not in taken and _writes(own, alone)]
+    writers = [own for name, own in trace.uses.items() if name not in taken and _writes(own, alone)]
     by_writer = {w.weight: s for s in scales if s.dimension > 1 for w in s.writers}
     parameters = dict(model.named_parameters())
     numbers = [
@@ -91,19 +88,19 @@ def _unseen(trace: Trace, writers: Sequence[_Writer]) -> Iterator[_Writer]:
     softmaxes = {id(x.logits) for x in trace.softmaxes if x.direct}
     ends = [(x, id(x) in softmaxes) for x in (*trace.read_tensors, *trace.decided) if x.requires_grad]
     rest = [own for own in writers if own[0][0].outputs > 1]
-    # What cancels by chance does not do so twice.
-    for seed in (8, 9):
-        grads = iter(_derivatives(ends, [x.leaf for events, _ in rest for x in events], seed))
-        rest = [
-            (events, scale)
-            for events, scale in rest
-            for rows in [_rows(events, [next(grads) for _ in events], scale)]
-            if rows is not None and cancels(rows.detach()) and not _in_parts(rows.detach())
-        ]
-    if not rest or any(x.dtype in (torch.float16, torch.bfloat16) for x, _ in ends):
-        yield from rest  # second derivatives in half precision are little but rounding
-        return
     try:
+        # What cancels by chance does not do so twice.
+        for seed in (8, 9):
+            grads = iter(_derivatives(ends, [x.leaf for events, _ in rest for x in events], seed))
+            rest = [
+                (events, scale)
+                for events, scale in rest
+                for rows in [_rows(events, [next(grads) for _ in events], scale)]
+                if rows is not None and cancels(rows.detach()) and not _in_parts(rows.detach())
+            ]
+        if not rest or any(x.dtype in (torch.float16, torch.bfloat16) for x, _ in ends):
+            yield from rest  # second derivatives in half precision are little but rounding
+            return
         grads = iter(_derivatives(ends, [x.leaf for events, _ in rest for x in events], 10, graph=True))
         rows = [_rows(events, [next(grads) for _ in events], scale) for events, scale in rest]
         leaves = trace.small({id(s): s for x, _ in ends for s in trace.sources(x)}.values())
@@ -112,7 +109,7 @@ def _unseen(trace: Trace, writers: Sequence[_Writer]) -> Iterator[_Writer]:
         together = _whatever_there_is([found for _, found in known], leaves)
         yield from (own for own, found in known if together or _whatever_there_is([found], leaves))
     except RuntimeError:
-        # Something has no derivative to be taken twice: then it is not known what the sums depend on.
+        # Something anywhere in the model has no derivative, or not twice: it is not known what becomes of the means.
         return
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import ReadMean
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.verify import verify
-from tests.families import randomise
+from tests.families import batch_of, build, randomise
 from tests.symmetry.handmade import TOKENS, WIDTH, Norm, Projected, inputs, outputs
+from tests.symmetry.test_experts import COUNT, UNITS, Fused
 
 Forward = Callable[["Reading", Tensor], Tensor]
 
@@ -120,6 +122,13 @@ CASES = {
     ),
     "rows that are averaged": Case(
         lambda m, x: m.a(m.norm(x).mean(1, keepdim=True)), A, WIDTH, {"a": lambda: linear(bias=False)}, without_bias
+    ),
+    "experts, some of which no token reaches": Case(
+        lambda m, x: m.a(m.norm(x)), ("a.experts.gate_up",), COUNT * 2 * UNITS, {"a": lambda: Fused((0, 2))},
+        without_bias,
+    ),
+    "experts, one of which bends what it reads": Case(
+        lambda m, x: m.a(m.norm(x)), (), 0, {"a": lambda: Fused((0, 2), bent=1)}, without_bias
     ),
     "rows that are left out": Case(_left_out, A, WIDTH, ONE, without_bias),
     "rows that are left out, and a bias": Case(_left_out, (), 0, ONE),
@@ -237,6 +246,17 @@ def test_a_gain_of_zero_has_no_units() -> None:
     model = CASES["the residual reads the norm, too"].model()
     model.norm.weight.data[1] = 0.0  # type: ignore[union-attr, operator]
     assert names(find_symmetries(model, inputs(), prove=False)) == ()
+
+
+def test_where_a_gain_is_zero_what_was_found_before_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_GEOSHARP_CACHE", str(tmp_path))
+    model, batch = build("bert"), batch_of("bert")
+    before = read(find_symmetries(model, batch))
+    model.bert.embeddings.LayerNorm.weight.data[1] = 0.0
+    assert [f.name for f in read(find_symmetries(model, batch))] == [f.name for f in before[1:]]
+    assert before[0].module == "bert.embeddings.LayerNorm"
 
 
 def test_what_both_reads_a_norm_and_writes_to_one_is_counted_once() -> None:

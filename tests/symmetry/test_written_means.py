@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +95,26 @@ def _attending_to_nothing(m: Stream, x: Tensor) -> Tensor:
     return m.norm(x + m.a(shares @ x))  # type: ignore[no-any-return]
 
 
+class _Never(torch.autograd.Function):
+    """Has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+
+class _Once(torch.autograd.Function):
+    """Has a derivative, but none of that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _Never.apply(gradient)
+
+
 def _compared(m: Stream, x: Tensor) -> Tensor:
     y = x + m.a(x)
     return m.norm(y) * (y > 0)  # type: ignore[no-any-return]
@@ -122,6 +143,8 @@ CASES = {
     "something else reads it": Case(lambda m, x: m.norm(y := x + m.a(x)) + torch.tanh(y), (), ONE),
     "a linear map reads it": Case(lambda m, x: m.norm(y := x + m.a(x)) + m.b(y), (), TWO),
     "an activation in between": Case(lambda m, x: m.norm(torch.tanh(m.a(x))), (), ONE),
+    "what has no second derivative": Case(lambda m, x: m.norm(_Once.apply(x + m.a(x))), (), ONE),
+    "what has no derivative": Case(lambda m, x: m.norm(_Never.apply(x + m.a(x))), (), ONE),
     "head by head": Case(_heads, (), ONE),
     "shares that do not sum to one": Case(lambda m, x: x * m.a(x).sigmoid().sum(-1, keepdim=True), (), ONE),
     "logits that something else reads": Case(
@@ -258,3 +281,14 @@ def test_a_score_is_the_same_whatever_is_added_to_all_rows_of_a_router() -> None
             p += 1.0
     assert torch.allclose(model(**batch).last_hidden_state, before, rtol=0, atol=1e-5)
     assert measured() == pytest.approx(value, rel=1e-4)
+
+
+def test_what_has_no_derivative_takes_nothing_from_what_is_found_elsewhere() -> None:
+    """Of the attention before it, say, all that is looked for without it."""
+
+    def run(m: Stream, x: Tensor) -> Tensor:
+        return m.norm(_Never.apply(x + m.a(m.norm(x))))  # type: ignore[no-any-return]
+
+    found = find_symmetries(Stream(run, a=Projected()), inputs())
+    assert {s.kind for s in found.symmetries} >= {"qk", "vo"}
+    assert not found.unrecognised

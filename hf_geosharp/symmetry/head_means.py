@@ -14,15 +14,12 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.events import Trace
 from hf_geosharp.symmetry.feature_views import features_view
-from hf_geosharp.symmetry.features import Families, drawn
+from hf_geosharp.symmetry.features import Families, cancels, drawn
 from hf_geosharp.symmetry.fold import Mean
 from hf_geosharp.symmetry.sites import Attention
 
-NEAR = 1e-3
-"""Size, relative to its terms, of a sum that is taken for zero here; the twin decides."""
 
-
-def means(sites: Sequence[Attention], scope: str, trace: Trace, families: Families) -> Iterator[Mean]:
+def head_means(sites: Sequence[Attention], scope: str, trace: Trace, families: Families) -> Iterator[Mean]:
     """The folds of the means of all queries and keys of these sites, one for each linear map that writes them."""
     seen: set[tuple[object, ...]] = set()
     for site in sites:
@@ -59,7 +56,7 @@ def _heads(gradient: Tensor) -> Tensor | None:
             table = torch.arange(count).view(-1, d, apart).mT.flatten(0, 1)
             heads = alive[table].any(1)
             chosen = terms[:, table[heads]]
-            if bool(heads.any()) and bool((chosen.sum(-1).abs() <= NEAR * chosen.abs().sum(-1)).all()):
+            if bool(heads.any()) and cancels(chosen):
                 return table[heads]
     return None
 
