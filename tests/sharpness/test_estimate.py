@@ -192,13 +192,13 @@ def test_micro_batches_of_padded_texts_do_not_change_the_score(dtype: str, toler
 
 
 # The model takes its loss in float32, one rounding of which is 2e-6 of the score: that is widened.
-@pytest.mark.parametrize(("ascent", "tolerance"), [("apgd", 1e-10), ("secant", 5e-6)])
-def test_padding_does_not_change_the_score(ascent: str, tolerance: float) -> None:
+@pytest.mark.parametrize("ascent", ["apgd", "secant"])
+def test_padding_does_not_change_the_score(ascent: str) -> None:
     batch = gpt2_batches()[0]
     padded = {k: nn.functional.pad(v, (0, 2), value=-100 if k == "labels" else 0) for k, v in batch.items()}
     with Widened():
         short, long = (quick(gpt2(), [b], dtype="float64", ascent=ascent) for b in (batch, padded))
-    assert long.geodesic_sharpness == pytest.approx(short.geodesic_sharpness, rel=tolerance)
+    assert long.geodesic_sharpness == pytest.approx(short.geodesic_sharpness, rel=1e-10)
 
 
 def per_sample(outputs: Any, batch: Any) -> Tensor:

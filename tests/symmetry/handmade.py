@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hf_geosharp import score
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from tests.families import randomise
 
@@ -32,6 +33,60 @@ def _rotary(x: Tensor, pairs: Tensor) -> Tensor:
     frequencies = 3.0 ** -torch.arange(x.shape[-1] // 2, dtype=x.dtype)
     angles = torch.arange(x.shape[-2], dtype=x.dtype).unsqueeze(-1) * frequencies
     return torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles))
+
+
+class Running(nn.Module):
+    """What a function makes of the model, which has the parts given by name, and of its input, and a head behind it."""
+
+    beside = True
+    """Whether the head reads the input too."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.head = nn.Linear(WIDTH, 5)
+        self.double().eval()
+        randomise(self, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.run(self, x)
+        return self.head(torch.tanh(x + y if self.beside else y))  # type: ignore[no-any-return]
+
+
+def there_and_back(model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float]:
+    """How far an element of all that is found moves the weights at most, and what its inverse leaves of that."""
+    found = find_symmetries(model, batch)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    def away() -> float:
+        return max(float((p.detach() - before[n]).abs().max()) for n, p in model.named_parameters())
+
+    element = found.random_element(model, seed=3)
+    found.apply(model, element)
+    moved = away()
+    found.apply(model, found.inverse(element), back=True)
+    return moved, away()
+
+
+def scores_along(model: nn.Module, batch: dict[str, Tensor], kind: str) -> tuple[list[float], list[float]]:
+    """Scores, geodesic and adaptive, before and after all symmetries of one kind have moved a model."""
+    found = find_symmetries(model, batch)
+    alone = found.without({s.name: "" for s in found.symmetries if s.kind != kind})
+
+    def measured() -> list[float]:
+        return [
+            score(
+                model, [batch], loss=lambda out, _: (out.last_hidden_state**2).flatten(1).mean(1), metric=metric,
+                rho=0.3, dtype="float64", reproducibility=False,
+            ).geodesic_sharpness
+            for metric in ("inv", "adaptive")
+        ]  # fmt: skip
+
+    before = measured()
+    alone.apply(model, alone.random_element(model, seed=1))
+    return before, measured()
 
 
 class Attention(nn.Module):

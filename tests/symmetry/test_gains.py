@@ -25,6 +25,7 @@ from tests.symmetry.handmade import (
     Prepared,
     Projected,
     Residual,
+    Running,
     half,
     inputs,
     joined,
@@ -35,21 +36,11 @@ from tests.symmetry.handmade import (
 Forward = Callable[["Reading", Tensor], Tensor]
 
 
-class Reading(nn.Module):
-    """A norm and what reads it: ``forward`` gets the model and its input, and has the modules given by name."""
+class Reading(Running):
+    """A norm and what reads it."""
 
     def __init__(self, forward: Forward, norm: nn.Module | None = None, **modules: nn.Module) -> None:
-        super().__init__()
-        self.run = forward
-        self.norm = Norm() if norm is None else norm
-        for name, module in modules.items():
-            self.add_module(name, module)
-        self.head = nn.Linear(WIDTH, 5)
-        self.double().eval()
-        randomise(self, 0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(x + self.run(self, x)))  # type: ignore[no-any-return]
+        super().__init__(forward, norm=Norm() if norm is None else norm, **modules)
 
 
 class Named(nn.Module):

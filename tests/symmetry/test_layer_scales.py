@@ -18,27 +18,16 @@ from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import LayerScale
 from hf_geosharp.symmetry.inputs import output_tensors, synthetic
 from hf_geosharp.symmetry.verify import verify
-from tests.families import randomise
-from tests.symmetry.handmade import WIDTH, Projected, inputs, outputs
+from tests.symmetry.handmade import WIDTH, Projected, Running, inputs, outputs
 
 Forward = Callable[["Scaling", Tensor], Tensor]
 
 
-class Scaling(nn.Module):
-    """``forward`` gets the model, which has a vector of numbers and the modules given by name, and its input."""
+class Scaling(Running):
+    """Linear maps and a vector of numbers."""
 
     def __init__(self, forward: Forward, *shape: int, **modules: nn.Module) -> None:
-        super().__init__()
-        self.run = forward
-        self.scale = nn.Parameter(torch.ones(shape))
-        for name, module in modules.items():
-            self.add_module(name, module)
-        self.head = nn.Linear(WIDTH, 5)
-        self.double().eval()
-        randomise(self, 0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(x + self.run(self, x)))  # type: ignore[no-any-return]
+        super().__init__(forward, scale=nn.Parameter(torch.ones(shape)), **modules)
 
 
 @dataclass(frozen=True)
