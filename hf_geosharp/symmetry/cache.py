@@ -30,7 +30,7 @@ from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 10
+SCHEMA = 11
 """Of the files; a change of how they are written raises it."""
 
 PACKAGE = Path(__file__).parents[1]

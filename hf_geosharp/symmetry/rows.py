@@ -45,6 +45,15 @@ LINEAR = {
 }  # fmt: skip
 """Functions that are linear in each of their arguments (but for divisors); others are not tried."""
 
+TIMES = {
+    torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__,
+    torch.div, torch.divide, Tensor.div, Tensor.divide, Tensor.__truediv__, torch.sum, Tensor.sum,
+}  # fmt: skip
+"""What multiplies rows by other tensors, or adds up how many there are; numbers may be one in an example alone."""
+
+CHOOSING = {torch.masked_fill, Tensor.masked_fill, torch.where, Tensor.where}
+"""What takes rows or something else in their place, as a mask says; it may say otherwise on other inputs."""
+
 CLOSE = 1e-9
 
 
@@ -57,25 +66,52 @@ def features_of(x: Tensor, count: int, stride: int) -> int | None:
 def keeps_apart(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, axis: int) -> tuple[int, bool] | None:
     """Of a call that keeps the features of ``x`` apart: the axis of its own, and whether rows are taken as they are.
 
-    ``axis`` counts the features of ``x``. As they are: picked or averaged, not multiplied or summed. None where the
-    features of the result, one tensor, are not those of ``x``, each times numbers that do not depend on it.
+    ``axis`` counts the features of ``x``. As they are: picked or averaged, not multiplied, masked or summed, even if
+    it is by ones here. None where the features of the result, one tensor, are not those of ``x``, each times numbers
+    that do not depend on it.
     """
     if func not in LINEAR or (len(args) == 2 and args[1] is x and "div" in getattr(func, "__name__", "")):
         return None
+    kept = _kept(func, args, kwargs, x, axis)
+    if func in CHOOSING:
+        args, kwargs = mapped(
+            (tuple(args), dict(kwargs)), lambda v: ~v if isinstance(v, Tensor) and v.dtype == torch.bool else v
+        )
+        kept = {found: False for found in _kept(func, args, kwargs, x, axis) if found in kept}
+    if not kept:
+        return None
+    found, as_they_are = min(kept.items())
+    return found, as_they_are and not _weighs(func, args, kwargs, x)
+
+
+def _weighs(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor) -> bool:
+    """Whether a call multiplies each row of ``x`` by something that the example has at hand."""
+    if func in (torch.einsum, torch.functional.einsum) and isinstance(args[0], str) and "->" in args[0]:
+        # What sums over rows of x may average them.
+        terms, made = args[0].replace(" ", "").split("->")
+        operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+        return any(v is x and set(term) <= set(made) for term, v in zip(terms.split(","), operands, strict=False))
+    given = (*args, *kwargs.values())
+    return func in TIMES and (
+        func in (torch.sum, Tensor.sum) or any(isinstance(v, Tensor) and v is not x for v in given)
+    )
+
+
+def _kept(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, axis: int) -> dict[int, bool]:
+    """Axes that may count the features in the result, and whether rows come as they are, by this one call."""
     places = torch.arange(1, x.shape[axis] + 1, device=x.device, dtype=torch.float64)
     made: list[Tensor] = []
     for code in (places, torch.ones_like(places)):
         result = _again(func, args, kwargs, x, code.view(-1, *[1] * (x.ndim - 1 - axis)).expand(x.shape))
         if not isinstance(result, Tensor) or not result.is_floating_point():
-            return None
+            return {}
         made.append(result.double())
-    for found in range(made[0].ndim):
-        if made[0].shape[found] != len(places):
-            continue
+    kept = {}
+    for found in (a for a in range(made[0].ndim) if made[0].shape[a] == len(places)):
         shares = made[0].movedim(found, -1) / places, made[1].movedim(found, -1)
         if torch.allclose(*shares, rtol=CLOSE, atol=0.0):
-            return found, bool(((shares[1] - 1).abs() <= CLOSE).all())
-    return None
+            kept[found] = bool(((shares[1] - 1).abs() <= CLOSE).all())
+    return kept
 
 
 def _again(func: Callable[..., Any], args: Any, kwargs: Any, x: Tensor, instead: Tensor) -> Any:

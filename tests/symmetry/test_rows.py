@@ -58,6 +58,38 @@ def test_features_are_apart_where_derivatives_are_diagonal(name: str) -> None:
     assert bool((call(func, args, torch.ones_like(x)) == 1).all()) == as_they_are
 
 
+ONES, NOWHERE = torch.ones(TOKENS, 1, dtype=torch.float64), torch.zeros(TOKENS, 1, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (torch.mul, (X, ONES)),
+        (Tensor.__mul__, (X, ONES.long())),
+        (torch.div, (X, ONES)),
+        (torch.sum, (X, 0, True)),
+        (torch.masked_fill, (X, NOWHERE, 0.0)),
+        (torch.where, (~NOWHERE, X, torch.zeros(()))),
+        (torch.einsum, ("td,tk->td", X, ONES)),
+    ],
+)
+def test_what_takes_rows_times_one_in_an_example_does_not_take_them_as_they_are(
+    func: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    """The mask of an example that has no padding, say."""
+    x = OTHER[:1] if func is torch.sum else OTHER
+    found = keeps_apart(func, tuple(x if a is X else a for a in args), {}, x, 1)
+    assert found == (1, False)
+    assert torch.equal(func(*(x if a is X else a for a in args)), x)
+
+
+@pytest.mark.parametrize(
+    ("func", "args"), [(torch.masked_fill, (X, NOWHERE, 1.0)), (torch.where, (~NOWHERE, X, OTHER))]
+)
+def test_what_a_mask_may_put_in_the_place_of_rows_is_looked_at(func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    assert keeps_apart(func, tuple(OTHER + 1 if a is X else a for a in args), {}, OTHER + 1, 1) is None
+
+
 @pytest.mark.parametrize(
     ("func", "args"), [(torch.relu, (X,)), (torch.add, (X, OTHER)), (torch.div, (OTHER, X)), (torch.mul, (X, X))]
 )
