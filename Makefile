@@ -83,7 +83,7 @@ orbit: $(BENCH) ## every measure on the demos along their orbits
 	$(BIN)/python benchmarks/orbit.py --json benchmarks/data/orbit.json --plot benchmarks/orbit.svg --page benchmarks/ORBIT.md
 
 architectures: $(DEV) ## every model type of transformers: what is found, and the proof
-	$(BIN)/python benchmarks/architectures.py
+	$(BIN)/python -m benchmarks.architectures
 
 zoo-image: $(ZOO) ## a zoo of small vision transformers: trained, measured, what goes with what
 	$(BIN)/python -m benchmarks.zoo image

@@ -25,12 +25,25 @@ PreTrainedConfig = getattr(transformers, "PreTrainedConfig", None) or transforme
 OVERRIDES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 """By model type: attributes of the configuration (nested as dictionaries), ``_class`` the model's class."""
 
-WIDTH, INNER, HEADS, KEY_HEADS, HEAD, LAYERS, VOCABULARY = 32, 48, 4, 2, 8, 2, 120
+WIDTH, HEADS, KEY_HEADS, LAYERS, VOCABULARY = 32, 4, 2, 2, 120
 FIRST_SPECIAL = 100
 """Token ids from here on stand for special tokens."""
 
-WANTED = {"num_key_value_heads": KEY_HEADS, "head_dim": HEAD}
-"""Attributes that are worked out from others where they are not given, and are given here."""
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How small a model becomes."""
+
+    width: int = WIDTH
+    inner: int = 48
+    head: int = 8
+    layers: int = LAYERS
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """Attributes that are worked out from others where they are not given, and are given here."""
+        return {"num_key_value_heads": KEY_HEADS, "head_dim": self.head}
+
 
 BACKBONE = {
     "embedding_size": 16,
@@ -43,53 +56,60 @@ BACKBONE = {
 SPECIAL = re.compile(r"(token|pad|bos|eos|sep|cls|mask|unk|start|end|image|audio|video|blank).*_(id|ids|index|idx)$")
 
 RULES: tuple[tuple[str, Any], ...] = (
-    (r"^type_vocab|num_labels|chunk_size_feed_forward|scale_factor|spatial_scale|upscale", lambda v: v),
-    (r"vocab|num_embeddings$|n_codes", lambda v: v if v <= 16 else VOCABULARY),
-    (r"codebook_size", lambda v: min(v, 32)),
-    (r"max_2d_position", lambda v: v),
-    (r"max_source_positions", lambda v: min(v, 24)),
-    (r"position_embedding|max_.*position|n_positions|n_ctx|max_seq|block_size", lambda v: min(v, 64)),
-    (r"max_length|seq_len", lambda v: min(v, 64)),
-    (r"(image|img|crop|input|train|pretrain)_?(image_)?size|resolution", lambda v: v if v <= 64 else 64),
-    (r"temporal_patch|tubelet", lambda v: v),
-    (r"patch_size", lambda v: 8 if v >= 8 else v),
-    (r"sliding_window|attention_window|attention_chunk|local_attention|window_attention", lambda v: min(v, 8)),
-    (r"window", lambda v: 32 if v >= 64 else min(v, 4)),  # in pixels, or in patches
-    (r"buckets", lambda v: v),
-    (r"right_context", lambda v: min(v, 2)),
-    (r"chunk|block_length", lambda v: min(v, 8)),
-    (r"kernel|stride|dilation|conv_l_cache|d_conv", lambda v: v if v <= 16 else 15 if v % 2 else 16),
-    (r"per_tok|top_?k(?!_group)|moe_k", lambda v: min(v, 2)),
-    (r"topk_group", lambda v: min(v, 1)),
-    (r"^n_group|expert_group", lambda v: min(v, 2)),
-    (r"shared_expert(?!.*size)|n_shared", lambda v: min(v, 1)),
-    (r"expert(?!.*size)(?!.*dim)|num_local_experts", lambda v: min(v, 4)),
-    (r"first_k_dense", lambda v: min(v, 1)),
-    (r"rope_head_dim|rope_dim|rotary_dim", lambda v: 4),
-    (r"lora_rank|_rank$", lambda v: min(v, 16)),
-    (r"head_dim|d_kv|d_head|head_size|kv_channels|headdim", lambda v: HEAD),
-    (r"(key_value|kv).*head|kv_heads|num_query_groups", lambda v: min(v, KEY_HEADS)),
-    (r"heads?$|heads_per|n_heads?|num_heads", lambda v: {1: 1, 2: 2}.get(v, HEADS)),
+    (r"^type_vocab|num_labels|chunk_size_feed_forward|scale_factor|spatial_scale|upscale", lambda v, s: v),
+    (r"vocab|num_embeddings$|n_codes", lambda v, s: v if v <= 16 else VOCABULARY),
+    (r"codebook_size", lambda v, s: min(v, 32)),
+    (r"max_2d_position", lambda v, s: v),
+    (r"max_source_positions", lambda v, s: min(v, 24)),
+    (r"position_embedding|max_.*position|n_positions|n_ctx|max_seq|block_size", lambda v, s: min(v, 64)),
+    (r"max_length|seq_len", lambda v, s: min(v, 64)),
+    (r"(image|img|crop|input|train|pretrain)_?(image_)?size|resolution", lambda v, s: v if v <= 64 else 64),
+    (r"temporal_patch|tubelet", lambda v, s: v),
+    (r"patch_size", lambda v, s: 8 if v >= 8 else v),
+    (r"sliding_window|attention_window|attention_chunk|local_attention|window_attention", lambda v, s: min(v, 8)),
+    (r"window", lambda v, s: 32 if v >= 64 else min(v, 4)),  # in pixels, or in patches
+    (r"buckets", lambda v, s: v),
+    (r"right_context", lambda v, s: min(v, 2)),
+    (r"chunk|block_length", lambda v, s: min(v, 8)),
+    (r"kernel|stride|dilation|conv_l_cache|d_conv", lambda v, s: v if v <= 16 else 15 if v % 2 else 16),
+    (r"per_tok|top_?k(?!_group)|moe_k", lambda v, s: min(v, 2)),
+    (r"topk_group", lambda v, s: min(v, 1)),
+    (r"^n_group|expert_group", lambda v, s: min(v, 2)),
+    (r"shared_expert(?!.*size)|n_shared", lambda v, s: min(v, 1)),
+    (r"expert(?!.*size)(?!.*dim)|num_local_experts", lambda v, s: min(v, 4)),
+    (r"first_k_dense", lambda v, s: min(v, 1)),
+    (r"rope_head_dim|rope_dim|rotary_dim", lambda v, s: 4),
+    (r"lora_rank|_rank$", lambda v, s: min(v, 16)),
+    (r"head_dim|d_kv|d_head|head_size|kv_channels|headdim", lambda v, s: s.head),
+    (r"(key_value|kv).*head|kv_heads|num_query_groups", lambda v, s: min(v, KEY_HEADS)),
+    (r"heads?$|heads_per|n_heads?|num_heads", lambda v, s: {1: 1, 2: 2}.get(v, HEADS)),
     (
         r"queries|query_num|num_latents|query_tokens|landmarks|num_query|detection_tokens|num_prompts",
-        lambda v: min(v, 12),
+        lambda v, s: min(v, 12),
     ),
-    (r"feature_levels", lambda v: v),
-    (r"(^|_)depths?$|layers?$|_layer$|num_blocks|layers_per|num_hidden_layers", lambda v: min(v, LAYERS)),
-    (r"mel|freq|feat_per_channel|n_fft", lambda v: min(v, 16)),
-    (r"intermediate|ffn|d_ff|mlp_dim|mlp_hidden|feed_?forward|n_inner|inner_dim", lambda v: v if v <= 8 else INNER),
-    (r"group", lambda v: min(v, 4)),
+    (r"feature_levels", lambda v, s: v),
+    (r"(^|_)depths?$|layers?$|_layer$|num_blocks|layers_per|num_hidden_layers", lambda v, s: min(v, s.layers)),
+    (r"mel|freq|feat_per_channel|n_fft", lambda v, s: min(v, 16)),
+    (
+        r"intermediate|ffn|d_ff|mlp_dim|mlp_hidden|feed_?forward|n_inner|inner_dim",
+        lambda v, s: v if v <= 8 else s.inner,
+    ),
+    (r"group", lambda v, s: min(v, 4)),
     (
         r"size|dims?$|dim_|_dim|width|channel|features|d_model|n_embd|embd|hidden|units|filters|planes|d_inner|"
         r"conv_dim|in_planes|d_state|state",
-        lambda v: WIDTH if v > 24 else v,
+        lambda v, s: s.width if v > 24 else v,
     ),
-    (r"num_frames|frames|num_codebooks|quantizers|num_images|tokens_per", lambda v: min(v, 4)),
+    (r"num_frames|frames|num_codebooks|quantizers|num_images|tokens_per", lambda v, s: min(v, 4)),
 )
-"""What becomes of a positive integer: the first rule whose pattern is found in the attribute's name."""
+"""What becomes of a positive integer: the first rule whose pattern is found in the attribute's name.
+
+A rule has the integer and the sizes."""
 
 
-def build(model_type: str, seed: int = 0, dtype: torch.dtype = torch.float64, **attributes: Any) -> nn.Module:
+def build(
+    model_type: str, seed: int = 0, dtype: torch.dtype = torch.float64, sizes: Sizes = Sizes(), **attributes: Any
+) -> nn.Module:  # fmt: skip
     """A tiny model with random parameters; ``attributes`` are set in its configuration.
 
     Raises:
@@ -97,7 +117,7 @@ def build(model_type: str, seed: int = 0, dtype: torch.dtype = torch.float64, **
     """
     own = {**OVERRIDES.get(model_type, {}), **attributes}
     name = own.pop("_class", None)
-    config = shrink(CONFIG_MAPPING[model_type], own)
+    config = shrink(CONFIG_MAPPING[model_type], own, sizes)
     torch.manual_seed(seed)
     model = model_class(model_type, type(config), name)(config).eval().to(dtype)
     randomise(model, seed)
@@ -151,7 +171,9 @@ def randomise(model: nn.Module, seed: int) -> None:
 # ------------------------------------------------------------------------------------------------------ configurations
 
 
-def shrink(cls: type, overrides: dict[str, Any] | None = None, instance: Any = None, ids: Any = None) -> Any:
+def shrink(
+    cls: type, overrides: dict[str, Any] | None = None, sizes: Sizes = Sizes(), instance: Any = None, ids: Any = None
+) -> Any:  # fmt: skip
     """A small configuration of a class, after the rules; ``overrides`` are set as they are."""
     overrides = dict(overrides or {})
     ids = {} if ids is None else ids
@@ -166,19 +188,24 @@ def shrink(cls: type, overrides: dict[str, Any] | None = None, instance: Any = N
             kwargs[name] = CONFIG_MAPPING["resnet"](**BACKBONE, out_features=stages)
         elif isinstance(value, PreTrainedConfig):
             given = overrides.pop(name, {})
-            kwargs[name] = given if isinstance(given, PreTrainedConfig) else shrink(type(value), given, value, ids)
+            kwargs[name] = (
+                given if isinstance(given, PreTrainedConfig) else shrink(type(value), given, sizes, value, ids)
+            )
         elif (
-            default is None and name in WANTED and (value is None or name != "head_dim") and "kv_lora_rank" not in usual
+            default is None
+            and name in sizes.wanted
+            and (value is None or name != "head_dim")
+            and "kv_lora_rank" not in usual
         ):
-            kwargs[name] = WANTED[name]
+            kwargs[name] = sizes.wanted[name]
         elif name == "num_key_value_heads" and value == _value(fresh, "num_attention_heads", None):
             kwargs[name] = HEADS
         elif default is None and name == "rope_parameters" and "mrope_section" in str(value):
-            kwargs[name] = _small(name, value, layers, ids)
+            kwargs[name] = _small(name, value, layers, ids, sizes)
         elif default is None and not (instance is not None and _differs(type(fresh), name, value)):
             continue
         elif value is not None:
-            new = _small(name, value, layers, ids)
+            new = _small(name, value, layers, ids, sizes)
             if new != default:
                 kwargs[name] = new
     kwargs.update({n: v for n, v in overrides.items() if not isinstance(v, dict) or n not in kwargs})
@@ -252,31 +279,34 @@ def _differs(cls: type, name: str, value: Any) -> bool:
         return False
 
 
-def _small(name: str, value: Any, layers: int | None, ids: dict[str, int]) -> Any:
+def _small(name: str, value: Any, layers: int | None, ids: dict[str, int], sizes: Sizes) -> Any:
     if isinstance(value, (bool, str, float)):
         return value
     if isinstance(value, int):
-        return _integer(name, value, ids)
+        return _integer(name, value, ids, sizes)
     if isinstance(value, (list, tuple)):
         indexes = re.search(r"ind(ex(es)?|ices)$|layer_ids$|feature_layers?$|attn_layers$", name)
         if value and all(isinstance(v, int) and not isinstance(v, bool) for v in value) and indexes:
-            kept = [v for v in value if v < LAYERS] or [LAYERS - 1]
+            kept = [v for v in value if v < sizes.layers] or [sizes.layers - 1]
             return type(value)(kept)
-        if layers and len(value) == layers and layers > LAYERS:
-            value = value[:LAYERS]
-        return type(value)(_small(name, v, None, ids) for v in value)
+        if layers and len(value) == layers and layers > sizes.layers:
+            value = value[: sizes.layers]
+        return type(value)(_small(name, v, None, ids, sizes) for v in value)
     if isinstance(value, dict):
-        value = {k: v for k, v in value.items() if not isinstance(k, int) or k < LAYERS}
-        return {k: _section(v) if k == "mrope_section" else _small(str(k), v, layers, ids) for k, v in value.items()}
+        value = {k: v for k, v in value.items() if not isinstance(k, int) or k < sizes.layers}
+        return {
+            k: _section(v, sizes) if k == "mrope_section" else _small(str(k), v, layers, ids, sizes)
+            for k, v in value.items()
+        }
     return value
 
 
-def _section(parts: list[int]) -> list[int]:
+def _section(parts: list[int], sizes: Sizes) -> list[int]:
     """The rotary frequencies of a small head, shared out."""
-    return [HEAD // 2 - len(parts) + 1, *([1] * (len(parts) - 1))]
+    return [sizes.head // 2 - len(parts) + 1, *([1] * (len(parts) - 1))]
 
 
-def _integer(name: str, value: int, ids: dict[str, int]) -> int:
+def _integer(name: str, value: int, ids: dict[str, int], sizes: Sizes) -> int:
     if SPECIAL.search(name):
         if value < FIRST_SPECIAL:
             return value
@@ -286,5 +316,5 @@ def _integer(name: str, value: int, ids: dict[str, int]) -> int:
         return value
     for pattern, rule in RULES:
         if re.search(pattern, name):
-            return int(rule(value))
+            return int(rule(value, sizes))
     return value

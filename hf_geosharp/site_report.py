@@ -32,6 +32,7 @@ _FOLD_GROUPS = {
     "layer_scale": "scale",
     "read_mean": "shift",
     "written_mean": "shift",
+    "stream_bias": "shift",
 }
 
 
@@ -154,9 +155,9 @@ def _describe(symmetry: Symmetry, shapes: Mapping[str, Sequence[int]]) -> tuple[
         return group.name, symmetry.copies, group.dim, slices
     if isinstance(symmetry, Fold):
         first, word = symmetry.moved[0], _FOLD_GROUPS.get(symmetry.kind, symmetry.kind)
-        factor, dim = ("fixed", first.width * first.height) if symmetry.fixed else (
-            "centred", symmetry.dimension // first.count
-        )  # fmt: skip
+        factor, dim = "fixed" if symmetry.fixed else "centred", symmetry.dimension // first.count
+        if symmetry.fixed:
+            dim = min(dim, first.width * first.height)
         if symmetry.dimension > first.count * dim:  # a norm whose bias folds with its gain
             word = "affine"
         return f"{word}({dim})", first.count, dim, [_slice(v, factor, shapes[v.parameter]) for v in symmetry.moved]

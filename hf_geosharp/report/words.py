@@ -26,6 +26,7 @@ _FOLDED = {
     "layer_scale": "scales of layers' outputs",
     "read_mean": "means of what layer norms are read by",
     "written_mean": "means of what nothing but layer norms or a softmax reads",
+    "stream_bias": "constants that others hold",
 }
 _REPEATED = ("samples", "batch_size", "batches", "seed", "dtype", "labels")
 """Of the identities of model and data what the settings say already."""

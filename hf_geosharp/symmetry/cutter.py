@@ -138,8 +138,11 @@ class Cutter(TorchFunctionMode):
             self._weighing(args)
             self._crossing(args)
         elif func in _LOOKUPS:
-            tables = (self.trace.parameters.get(id(x)) for x in (*args, *kwargs.values()))
-            self.trace.looked_up.update(name for name in tables if name is not None)
+            names = (self.trace.parameters.get(id(x)) for x in (*args, *kwargs.values()))
+            tables = [name for name in names if name is not None]
+            self.trace.looked_up.update(tables)
+            if func is functional.embedding and len(tables) == 1:
+                return self._rows(tables[0], func(*args, **kwargs), args[0] if args else kwargs["input"])
         elif func in _PICKS:
             self.trace.selecting |= self._softmaxes_behind(args[0] if args else kwargs.get("input"))
         elif func in _COMPARISONS and len(args) == 2 and not kwargs:
@@ -186,6 +189,13 @@ class Cutter(TorchFunctionMode):
         if self.trace.norms:
             self._follow(func, args, kwargs, result, convolved)
         return result
+
+    def _rows(self, table: str, rows: Tensor, indices: Tensor) -> Tensor:
+        """Notes rows of a table; returns a copy, for code may write to them."""
+        if rows.grad_fn is None:
+            return rows
+        self.trace.lookups.setdefault(table, []).append((rows, indices.detach().clone()))
+        return rows.clone()
 
     def _comparing(self, x: Any, y: Any) -> None:
         """Notes by how much two things differ that are compared, where one of them is computed from weights."""

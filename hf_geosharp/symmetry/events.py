@@ -117,6 +117,8 @@ class Trace:
     """Norms whose rows are multiplied or summed before something reads them: a bias would be, too."""
     looked_up: set[str] = field(default_factory=set)
     """Parameters of which rows are looked up, as an embedding does."""
+    lookups: dict[str, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """The rows that were, with their graph, and which ones, by the parameter; of sums of rows there are none."""
     mixing: set[int] = field(default_factory=set)
     """Identities of softmaxes whose weights are multiplied with something that is computed."""
     weighing: set[int] = field(default_factory=set)

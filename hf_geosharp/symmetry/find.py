@@ -17,6 +17,7 @@ from hf_geosharp.carried import emptied
 from hf_geosharp.errors import UsageError, first_line, warn
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry import cache, probe
+from hf_geosharp.symmetry.added_means import added_means
 from hf_geosharp.symmetry.blocks import Analysis, analyse
 from hf_geosharp.symmetry.candidates import (
     alike_blocks,
@@ -49,6 +50,7 @@ from hf_geosharp.symmetry.probe import Trials
 from hf_geosharp.symmetry.read_means import read_means
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
+from hf_geosharp.symmetry.stream_biases import stream_biases
 from hf_geosharp.symmetry.trace import differentiable, trace
 from hf_geosharp.symmetry.units import units
 from hf_geosharp.symmetry.verify import Verified, verify
@@ -57,7 +59,7 @@ from hf_geosharp.wrappers import check_module, uncompiled
 
 _ALL = (
     "qk", "vo", "qk_norm", "qk_mean", "mlp", "lora", "key_bias", "value_bias", "norm_gain", "layer_scale",
-    "read_mean", "written_mean",
+    "read_mean", "written_mean", "stream_bias",
 )  # fmt: skip
 
 PRESETS: dict[str, frozenset[str]] = {
@@ -221,11 +223,22 @@ def _find(
         taken_up = {p for f in heads for p in f.parameters}
         written = [
             replace(mean, name=found.names(mean.module, mean.kind))
-            for mean in written_means(model, names, traced, families, scaled, taken_up, trials.holds)
+            for mean in (
+                *written_means(model, names, traced, families, scaled, taken_up, trials.holds),
+                *added_means(model, names, traced, taken_up),
+            )
         ]
         read = list(_read_means(model, names, traced, own_gains, [*heads, *written], found.names))
     # What is read is centred before biases are taken away: that adds to them.
     folds: list[Fold] = [*own_gains, *read, *found.biases, *scaled, *written]
+    if "stream_bias" in kinds:
+        gone = frozenset(v.parameter for f in folds for v in f.fixed)
+        constants = [
+            replace(f, name=found.names(f.module, f.kind))
+            for f in stream_biases(model, names, traced, gone, [f for f in written if not f.scale])
+        ]
+        # Where readers take up a norm's bias, theirs are folded afterwards.
+        folds = [*(f for f in constants if f.readers), *folds, *(f for f in constants if not f.readers)]
     notes = (*dict.fromkeys(found.unrecognised), *_overlooked(traced, sites, found.pairs), *_not_tried(trials))
     missed = tuple(text for text in notes if not text.endswith(f": {ONE_SIDED}"))
     notes += tuple(inactive(getattr(model, "config", None)))

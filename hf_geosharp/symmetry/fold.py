@@ -476,6 +476,83 @@ class ReadMean(_Means):
 
 
 @dataclass(frozen=True)
+class StreamBias(Fold):
+    """b -> b + c, b' -> b' - r c: two constants that are added to one stream, r times the first one as the second is.
+
+    Of the bias of a norm whose output is the stream what ``readers`` make of it changes too: their biases take that up,
+    W c. A constant is a vector, or what all rows of a table have in common.
+    """
+
+    name: str
+    module: str
+    bias: View
+    """(d, rows): a table has rows, a vector none."""
+    into: View
+    """Likewise."""
+    ratio: float = 1.0
+    readers: tuple[Reader, ...] = ()
+    overlap: int = 0
+    """How many of these directions are of the means of what is written, too."""
+    kind: str = "stream_bias"
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """b, b', and those of the readers."""
+        own = (self.bias.parameter, self.into.parameter)
+        return tuple(dict.fromkeys((*own, *(p for r in self.readers for p in (r.weight, r.bias) if p))))
+
+    @property
+    def dimension(self) -> int:
+        """One for each coordinate."""
+        return self.bias.width - self.overlap
+
+    @property
+    def fixed(self) -> tuple[View, ...]:
+        """b, if it is a vector; of the rows of a table the mean is zero, and nothing is fixed."""
+        return () if self.bias.rows else (self.bias,)
+
+    @property
+    def moved(self) -> tuple[View, ...]:
+        """b."""
+        return (self.bias,)
+
+    def random(self, weights: Weights, generator: torch.Generator, condition: float) -> Move:
+        """A normal number for each coordinate, as large as entries of the constant that takes it up."""
+        size = _size(self.into.of(weights[self.into.parameter]))
+        return {"c": torch.randn(self.bias.width, generator=generator, dtype=torch.float64) * size}
+
+    def inverse(self, move: Move) -> Move:
+        """The opposite shift."""
+        return {"c": -move["c"]}
+
+    def apply(self, weights: Weights, move: Move) -> None:
+        """b += c, b' -= r c, and readers' biases -= W c."""
+        self.break_(weights, move)
+        _add(self.into, weights, -self.ratio * move["c"])
+        for reader in (r for r in self.readers if r.bias):
+            bias, weight = reader.bias_of(weights), reader.weight_of(weights)
+            made = torch.tensordot(weight, move["c"].to(weight), dims=([reader.in_axis], [0]))
+            bias -= made.view_as(bias)
+
+    def break_(self, weights: Weights, move: Move) -> None:
+        """b += c alone."""
+        _add(self.bias, weights, move["c"])
+
+    def canonicalise(self, weights: Weights) -> None:
+        """b = 0, or its mean over rows."""
+        window = self.bias.of(weights[self.bias.parameter])
+        self.apply(weights, {"c": -(window.mean(-1) if self.bias.rows else window.clone())})
+        if not self.bias.rows:
+            window.zero_()
+
+
+def _add(view: View, weights: Weights, c: Tensor) -> None:
+    window = view.of(weights[view.parameter])
+    c = c.to(window)
+    window += c[:, None] if view.rows else c
+
+
+@dataclass(frozen=True)
 class Writer:
     """A linear map whose output is multiplied: its weight, the axis that counts the outputs, and its bias, if any."""
 

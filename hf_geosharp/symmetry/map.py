@@ -25,7 +25,7 @@ _FIRST = ("qk", "vo", "lora", "qk_norm", "mlp")
 """Which of two pairs with entries in common stays a pair."""
 
 
-_DRAWN_LAST = ("read_mean", "written_mean")
+_DRAWN_LAST = ("read_mean", "written_mean", "stream_bias")
 
 
 def _overlap(first: Pair, second: Pair) -> bool:
@@ -212,8 +212,8 @@ class SymmetryMap:
         generator = torch.Generator().manual_seed(whole("seed", seed))
         if isinstance(weights, nn.Module):
             weights = dict(weights.named_parameters())
-        # Means last: what is drawn for the others is not another one where there are some.
-        drawn = sorted(self.symmetries, key=lambda s: s.kind in _DRAWN_LAST)
+        # What is drawn for the others is not another one where there are some.
+        drawn = sorted(self.symmetries, key=lambda s: _DRAWN_LAST.index(s.kind) + 1 if s.kind in _DRAWN_LAST else 0)
         moves = {s.name: s.random(weights, generator, condition) for s in drawn}
         return Element({s.name: moves[s.name] for s in self.symmetries})
 

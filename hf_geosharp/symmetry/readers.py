@@ -21,8 +21,13 @@ NEAR = 1e-3
 
 def private(model: nn.Module, names: Mapping[int, str], trace: Trace) -> set[str]:
     """Names of the parameters that one module owns, and of which no rows are looked up."""
+    return owned(model, names) - trace.looked_up
+
+
+def owned(model: nn.Module, names: Mapping[int, str]) -> set[str]:
+    """Names of the parameters that one module owns."""
     owners = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
-    return {names[key] for key, count in owners.items() if count == 1 and key in names} - trace.looked_up
+    return {names[key] for key, count in owners.items() if count == 1 and key in names}
 
 
 def across(trace: Trace, linear: Linear) -> bool:
