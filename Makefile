@@ -22,7 +22,7 @@ OLDEST_DEV := $(OLDEST)/.dev
 MINIMUM_DEV := $(MINIMUM)/.dev
 
 .PHONY: help demo test test-fast test-oldest test-minimum lint types bench radius twins diagonal orbit architectures \
-	zoo-image zoo-text zoo-finetune zoo-finetune-image cards demos clean
+	missed zoo-image zoo-text zoo-finetune zoo-finetune-image cards demos clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -84,6 +84,9 @@ orbit: $(BENCH) ## every measure on the demos along their orbits
 
 architectures: $(DEV) ## every model type of transformers: what is found, and the proof
 	$(BIN)/python -m benchmarks.architectures
+
+missed: $(DEV) ## very small models of every type: directions not felt, by brute force, and those found
+	$(BIN)/python -m benchmarks.missed
 
 zoo-image: $(ZOO) ## a zoo of small vision transformers: trained, measured, what goes with what
 	$(BIN)/python -m benchmarks.zoo image

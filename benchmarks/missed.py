@@ -30,8 +30,8 @@ CACHE = HERE.parent / "build" / "missed.jsonl"
 DATA = HERE / "data" / "missed.json"
 PAGE = HERE / "MISSED.md"
 
-SMALL = Sizes(width=16, inner=12, head=4, layers=1)
-MOST = 2400
+SMALL = Sizes(width=16, inner=20, head=4, layers=1)
+MOST = 3000
 """Entries of the weights whose derivatives are taken, at most."""
 LARGEST = 3000
 """Entries of one parameter, at most."""
@@ -88,15 +88,17 @@ def examine(model_type: str) -> Record:
 
 
 def _chosen(model: nn.Module) -> list[str]:
-    """Names of the parameters that are moved."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    """Names of the parameters that are moved: all that a module has by itself, or nothing."""
     convolved = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+    left: set[int] = set()
     for m in model.modules():
-        if isinstance(m, convolved) and m.weight.numel() > LARGEST_CONVOLUTION:
-            tables.add(id(m.weight))
+        own = list(m.parameters(recurse=False))
+        largest = LARGEST_CONVOLUTION if isinstance(m, convolved) else LARGEST
+        if isinstance(m, nn.Embedding) or any(p.numel() > largest or not p.is_floating_point() for p in own):
+            left |= set(map(id, own))
     chosen, count = [], 0
     for name, p in model.named_parameters():
-        if not p.is_floating_point() or id(p) in tables or p.numel() > LARGEST:
+        if id(p) in left:
             continue
         if count + p.numel() > MOST:
             break

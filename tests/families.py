@@ -68,6 +68,7 @@ class Family:
         gains: end of the names of the modules of the norms that only linear maps read -> how many there are.
         casts: something in the stock forward pass runs in float32 in a float64 model.
         last: how many outputs read the last layer norm, and share no weights; None where norms take out no mean.
+        constants: dimensions of what is added that nothing sees, or that something else can hold.
         units: (group, copies) of the hidden units of each MLP that scale: gated ones by any number, behind a ReLU by
             positive ones.
     """
@@ -86,6 +87,7 @@ class Family:
     casts: bool
     units: tuple[tuple[str, int], ...] = ()
     last: int | None = None
+    constants: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -178,21 +180,34 @@ def _t5() -> Any:
     )  # fmt: skip
 
 
+def _added(rows: int, parameters: int = 1, norms: int = 0) -> int:
+    """Of so many rows of parameters that are added to one stream, and of norms whose output is the residual.
+
+    Each row has a mean. Of the parameters all but one can be held by others, but for that; of norms all of the bias.
+    """
+    return rows + (parameters - 1) * (WIDTH - 1) + norms * WIDTH
+
+
 _ROTARY = {"input_layernorm": LAYERS, "post_attention_layernorm": LAYERS, "model.norm": 1}
 
 FAMILIES: tuple[Family, ...] = (
     Family("bert", _bert, "BertForSequenceClassification", text_classification, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH),
+           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH,
+           constants=_added(VOCABULARY + 32 + 2, 3, 2 * LAYERS)),
     Family("roberta", _roberta, "RobertaForSequenceClassification", text_classification, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH),
+           rotary=False, key_bias=True, value_bias=True, gains={"1.output.LayerNorm": 1}, casts=False, last=WIDTH,
+           constants=_added(VOCABULARY + 34 + 2, 3, 2 * LAYERS)),
     Family("distilbert", _distilbert, "DistilBertForSequenceClassification", text_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True, gains={"1.output_layer_norm": 1}, casts=False,
-           units=(("GL(1)+", WIDTH),), last=WIDTH),  # of the classifier
+           units=(("GL(1)+", WIDTH),), last=WIDTH,  # of the classifier
+           constants=_added(VOCABULARY + 32, 2, 2 * LAYERS)),
     Family("vit", _vit, "ViTForImageClassification", image_classification, LAYERS, 4, 8,
            rotary=False, key_bias=True, value_bias=True,
-           gains={"layernorm_before": LAYERS, "layernorm_after": LAYERS, "vit.layernorm": 1}, casts=False, last=LABELS),
+           gains={"layernorm_before": LAYERS, "layernorm_after": LAYERS, "vit.layernorm": 1}, casts=False, last=LABELS,
+           constants=_added(1 + 10 + (3 * 4 * 4 + 1), 3)),  # token, positions, inputs of a patch
     Family("gpt2", _gpt2, "GPT2LMHeadModel", causal_lm, LAYERS, 4, 8,
-           rotary=False, key_bias=True, value_bias=True, gains={"ln_1": LAYERS, "ln_2": LAYERS}, casts=True, last=0),
+           rotary=False, key_bias=True, value_bias=True, gains={"ln_1": LAYERS, "ln_2": LAYERS}, casts=True, last=0,
+           constants=_added(32)),  # the output layer has the words
     Family("llama", _llama, "LlamaForCausalLM", causal_lm, LAYERS, 2, 8,
            rotary=True, key_bias=False, value_bias=False, gains=_ROTARY, casts=True,
            units=LAYERS * (("GL(1)", 40),)),
@@ -206,7 +221,7 @@ FAMILIES: tuple[Family, ...] = (
            rotary=False, key_bias=False, value_bias=False,
            gains={"layer.0.layer_norm": 2 * LAYERS, "layer.1.layer_norm": 2 * LAYERS, "layer.2.layer_norm": LAYERS,
                   "encoder.final_layer_norm": 1},
-           casts=True, units=2 * LAYERS * (("GL(1)+", 40),)),
+           casts=True, units=2 * LAYERS * (("GL(1)+", 40),), constants=_added(2 * 4)),  # one for each head
 )  # fmt: skip
 
 BY_NAME = {f.name: f for f in FAMILIES}

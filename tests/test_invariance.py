@@ -18,7 +18,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, T5Config, T5ForConditionalGeneration
 
 from hf_geosharp import demos, score
 from hf_geosharp.sharpness.result import SharpnessResult
@@ -26,6 +26,8 @@ from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.inputs import synthetic
 from hf_geosharp.symmetry.probe import Widened
 from tests.families import BY_NAME, FAMILIES, Family, batch_of, build, each_family
+from tests.sharpness.tiny import bert, bert_batches, randomise
+from tests.versions import TRANSFORMERS
 
 STEPS = 6
 RHO = {"inv": 0.1, "mix": 0.05, "adaptive": 0.1}
@@ -320,3 +322,48 @@ def test_means_that_layer_norms_take_out_change_the_weights_of_a_demo_and_not_th
     after = scores()
     assert after[:2] == pytest.approx(before[:2], rel=1e-4)
     assert abs(after[2] / before[2] - 1) > 0.01
+
+
+@pytest.mark.parametrize(
+    "kind", ["relative biases", "embeddings", "means of embeddings", "biases of a norm before the residual"]
+)
+def test_constants_that_cancel_do_not_move_the_score(kind: str) -> None:
+    """Rewritings written out by hand: what is found is not asked."""
+    batch = bert_batches(1)[0]
+    if kind == "relative biases":
+        sizes = {"vocab_size": 20, "d_model": 8, "d_kv": 4, "d_ff": 6, "num_layers": 1, "num_heads": 2}
+        model = randomise(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))).double()
+        batch = {"input_ids": batch["input_ids"], "labels": batch["input_ids"][:, :4].clone()}
+    else:
+        model = bert().double()
+
+    def scores() -> list[float]:
+        options = {"rho": 0.3, "dtype": "float64", "reproducibility": False}
+        return [score(model, [batch], metric=m, **options).geodesic_sharpness for m in ("inv", "adaptive")]
+
+    before, values = model(**batch).logits.detach(), scores()
+    with torch.no_grad():
+        if kind == "relative biases":
+            for name, p in model.named_parameters():
+                if "relative_attention_bias" in name:
+                    p += 5
+        elif kind == "biases of a norm before the residual":
+            layer = model.bert.encoder.layer[0].attention
+            by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
+            model.bert.embeddings.LayerNorm.bias += by
+            for linear in (layer.self.query, layer.self.key, layer.self.value):
+                linear.bias -= linear.weight @ by
+            layer.output.dense.bias -= by
+        elif kind == "means of embeddings":
+            words = model.bert.embeddings.word_embeddings.weight
+            words += torch.linspace(-4, 4, len(words), dtype=torch.float64)[:, None]
+        else:
+            by = torch.linspace(-1, 1, model.config.hidden_size, dtype=torch.float64)
+            model.bert.embeddings.word_embeddings.weight += by
+            model.bert.embeddings.position_embeddings.weight -= by
+    # Softmaxes of T5 were single precision before.
+    single = kind == "relative biases" and TRANSFORMERS < (5, 0)
+    assert torch.allclose(model(**batch).logits, before, rtol=0, atol=1e-6 if single else 1e-12)
+    after = scores()
+    assert after[0] == pytest.approx(values[0], rel=CAST if single else WIDE)
+    assert abs(after[1] / values[1] - 1) > 0.01

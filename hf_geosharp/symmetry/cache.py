@@ -23,14 +23,25 @@ from torch import nn
 
 from hf_geosharp import atomic
 from hf_geosharp.symmetry.fingerprint import LIBRARIES, implementations, of_batches, of_code, of_config, of_layout
-from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, LayerScale, Mean, Reader, ReadMean, ValueBias, Writer
+from hf_geosharp.symmetry.fold import (
+    Fold,
+    Gain,
+    KeyBias,
+    LayerScale,
+    Mean,
+    Reader,
+    ReadMean,
+    StreamBias,
+    ValueBias,
+    Writer,
+)
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.map import SymmetryMap
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.scales import Scale
 from hf_geosharp.symmetry.views import Axis, View
 
-SCHEMA = 11
+SCHEMA = 12
 """Of the files; a change of how they are written raises it."""
 
 PACKAGE = Path(__file__).parents[1]
@@ -135,7 +146,8 @@ def keep(digest: str, data: Mapping[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------------- as JSON
 
 _KINDS = (
-    Pair, Between, KeyBias, ValueBias, Mean, ReadMean, Gain, LayerScale, Scale, Reader, Writer, Group, View, Axis
+    Pair, Between, KeyBias, ValueBias, Mean, ReadMean, StreamBias, Gain, LayerScale, Scale, Reader, Writer, Group,
+    View, Axis,
 )  # fmt: skip
 _CLASSES: dict[str, type[Any]] = {c.__name__: c for c in _KINDS}
 

@@ -8,6 +8,7 @@ alike then, up to one number that both are multiplied by, whatever the parameter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -252,8 +253,23 @@ def _alike(constants: Sequence[_Constant], sums: _Sums) -> Iterator[_Alike]:
             a, b = (sums.of(k, count) if count <= MOST_SUMS else None for k in (i, j))
             found = None if a is None or b is None else _within(a.sum(0), b)
             if found is not None:
-                yield _Alike(i, j, *found)
+                rows, ratio = found
+                yield _Alike(i, j, rows, _exact(ratio))
                 break
+
+
+def _exact(ratio: float) -> float:
+    """The root of an integer, or its inverse, where it is that but for rounding: what models multiply by."""
+    for sign in (1, -1):
+        square = abs(ratio) ** (2 * sign)
+        nearest = round(square)
+        if nearest >= 1 and abs(square / nearest - 1) < ROUNDED:
+            return math.copysign(nearest ** (sign / 2), ratio)
+    return ratio
+
+
+ROUNDED = 1e-5
+"""Relative error of a number that is worked out in single precision."""
 
 
 def _may_hold(into: _Constant, bias: _Constant) -> bool:

@@ -93,7 +93,8 @@ def test_a_module_whose_train_returns_nothing_is_tried_too(maps: dict[str, Symme
 def test_hidden_units_scale_where_the_activation_lets_them(family: Family, maps: dict[str, SymmetryMap]) -> None:
     units = of_kind(maps[family.name], "mlp")
     assert sorted((p.group.name, p.copies) for p in units) == sorted(family.units)
-    means = {"read_mean", "written_mean"} if family.means else set()
+    means = {"read_mean"} if family.means else set()
+    means |= {"written_mean", "stream_bias"} if family.constants else set()
     assert {s.kind for s in maps[family.name].symmetries} <= {
         "qk", "vo", "mlp", "key_bias", "value_bias", "norm_gain", *means
     }  # fmt: skip
@@ -118,7 +119,10 @@ def test_the_dimension_of_the_whole_group_is_the_sum_worked_out_by_hand(
     # A norm with a bias folds both; only T5 and the rotary families have norms without.
     per_norm = WIDTH * (1 if family.casts and family.name != "gpt2" else 2)
     folds_and_pairs = family.attentions * per_attention + sum(family.gains.values()) * per_norm
-    assert maps[family.name].dimension == folds_and_pairs + sum(n for _, n in family.units) + family.means
+    assert (
+        maps[family.name].dimension
+        == folds_and_pairs + sum(n for _, n in family.units) + family.means + family.constants
+    )
 
 
 @each_family

@@ -74,7 +74,7 @@ def test_in_the_canonical_gauge_the_balance_is_one(name: str) -> None:
 
 
 def test_the_numbers_of_a_head_are_those_of_numpy() -> None:
-    """BERT's first layer: no gain folds into it, the key bias is none of the product, the query bias is.
+    """BERT's first layer: no gain folds into it, a norm's bias does, the key bias is none of the product.
 
     What lies along the means that the norms before and after it take out is none of the products either.
     """
@@ -85,7 +85,7 @@ def test_the_numbers_of_a_head_are_those_of_numpy() -> None:
     bias = own(f"{attention}.self.query.bias").detach().numpy()
     out = own(f"{attention}.output.dense.weight").detach().numpy()
     along = 1 / own("bert.embeddings.LayerNorm.weight").detach().numpy()
-    bias = bias + q @ along / (along @ along) * (along @ own("bert.embeddings.LayerNorm.bias").detach().numpy())
+    bias = bias + q @ own("bert.embeddings.LayerNorm.bias").detach().numpy()
     q, k, v = (x - np.outer(x @ along, along) / (along @ along) for x in (q, k, v))
     out = out - out.mean(0)
     heads = health(model, symmetries)

@@ -98,6 +98,8 @@ ONE = {f"GL({HEAD})": 1}
 TWO = {f"GL({HEAD})": 2}
 VALUE_BIAS = {"value_bias": 4 * HEAD}
 KEY_BIAS = {"key_bias": 4 * HEAD}
+WITH_TABLES = {**BIASES, "written_mean": 4 * HEAD}
+"""Where queries meet a table of each head: what all of its rows have in common is added to all logits of a row."""
 TURNED = {"GL(1,C)": 4 * HEAD // 2}
 ROTATED = {f"O({HEAD})": 4}
 CENTRED = {f"O({HEAD}) fixing 1": 4}
@@ -519,11 +521,15 @@ CORES = {
         of(_some_frequencies, head=8), {"GL(1,C)": 8, "GL(4)": 4}, {"GL(8)": 4}, {"key_bias": 16, "value_bias": 32}
     ),
     "relative positions, one table for all heads": Site(
-        of(_decomposed, table=(2 * TOKENS - 1, HEAD)), ONE, folds={"key_bias": HEAD, "value_bias": 4 * HEAD}
+        of(_decomposed, table=(2 * TOKENS - 1, HEAD)), ONE,
+        folds={"key_bias": HEAD, "value_bias": 4 * HEAD, "written_mean": HEAD},
     ),
-    "relative positions, a table for each head": Site(of(_tables_of_heads, table=(2 * TOKENS - 1, 4 * HEAD))),
+    "relative positions, a table for each head": Site(
+        of(_tables_of_heads, table=(2 * TOKENS - 1, 4 * HEAD)), folds=WITH_TABLES
+    ),
     "relative positions of queries and keys": Site(
-        of(_both_tables, table=(2 * TOKENS - 1, HEAD), other=(2 * TOKENS - 1, HEAD)), ONE, folds=VALUE_BIAS
+        of(_both_tables, table=(2 * TOKENS - 1, HEAD), other=(2 * TOKENS - 1, HEAD)), ONE,
+        folds={**VALUE_BIAS, "written_mean": HEAD},
     ),
     "relative positions of values": Site(
         of(_values_table, table=(2 * TOKENS - 1, HEAD)), vo=ONE, folds={"key_bias": 4 * HEAD, "value_bias": HEAD}
@@ -532,13 +538,14 @@ CORES = {
     "positions through keys": Site(of(_positions_through_keys)),
     # Queries meet a table of each head, and weights one of values: no linear maps, though they are written like some.
     "tables of positions of each head": Site(
-        of(lambda m, x, q, k, v: attend(q, k, v, torch.einsum("bntd,nsd->bnts", q, m.table)), table=(4, TOKENS, HEAD))
+        of(lambda m, x, q, k, v: attend(q, k, v, torch.einsum("bntd,nsd->bnts", q, m.table)), table=(4, TOKENS, HEAD)),
+        folds=WITH_TABLES,
     ),
     "tables of positions of each head, multiplied": Site(
-        of(lambda m, x, q, k, v: attend(q, k, v, q @ m.table.mT), table=(4, TOKENS, HEAD))
+        of(lambda m, x, q, k, v: attend(q, k, v, q @ m.table.mT), table=(4, TOKENS, HEAD)), folds=WITH_TABLES
     ),
     "tables of positions of each head, on the left": Site(
-        of(lambda m, x, q, k, v: attend(q, k, v, (m.table @ q.mT).mT), table=(4, TOKENS, HEAD))
+        of(lambda m, x, q, k, v: attend(q, k, v, (m.table @ q.mT).mT), table=(4, TOKENS, HEAD)), folds=WITH_TABLES
     ),
     "a learned query on the left of all keys": Site(
         of(lambda m, x, q, k, v: joined(torch.softmax(m.query @ k.mT, -1) @ v + 0 * q), query=(4, 1, HEAD)),
@@ -546,7 +553,7 @@ CORES = {
     # A few keys and values made of those of all tokens: their biases are not the same for all of them.
     "tokens mapped to a few": Site(
         of(lambda m, x, q, k, v: attend(q, m.first @ k, m.second @ v), first=(4, TOKENS), second=(4, TOKENS)),
-        folds=NONE,
+        folds={"written_mean": TOKENS},
     ),
     "tokens of each head mapped to a few": Site(
         of(
@@ -555,7 +562,7 @@ CORES = {
             ),
             first=(4, 4, TOKENS), second=(4, 4, TOKENS),
         ),
-        folds=NONE,
+        folds={"written_mean": 4 * TOKENS},
     ),
     "two biases of queries": Site(
         of(_two_queries, places=(4 * HEAD, WIDTH), content=(4, HEAD), place=(4, HEAD))
@@ -605,7 +612,8 @@ CORES = {
                 v,
             ).flatten(2),
             table=(2 * TOKENS - 1, 4),
-        )
+        ),
+        folds={**BIASES, "written_mean": 4},
     ),
     "a gate for each entry": Site(
         of(lambda m, x, q, k, v: attend(q, k, v) * torch.sigmoid(x @ m.gate), gate=(WIDTH, 4 * HEAD)),
