@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +34,14 @@ class _Constant:
         view: the parameter as (coordinates, rows).
         tensors: what has its derivatives, each with the axis that counts the coordinates.
         indices: of a table, which of its rows the tensors are.
-        readers, sources: linear maps that read the norm whose bias it is, and what exactly they read.
+        readers, uses: linear maps that read the norm whose bias it is, and each use of one.
     """
 
     view: View
     tensors: Sequence[tuple[Tensor, int]]
     indices: Sequence[Tensor] = ()
     readers: tuple[Reader, ...] = ()
-    sources: list[Tensor] = field(default_factory=list)
+    uses: Sequence[Linear] = ()
 
     @property
     def rows(self) -> int:
@@ -157,16 +157,16 @@ def _constants(model: nn.Module, names: Mapping[int, str], trace: Trace, taken: 
                     continue
                 own = readers.get(path, [])
                 constant = replace(
-                    constant, readers=tuple(r for r, _ in own), sources=[s for _, some in own for s in some]
+                    constant, readers=tuple(r for r, _ in own), uses=[x for _, some in own for x in some]
                 )
             found.append(constant)
     # Nobody reads what goes into the bias of a norm: that is not what takes others up.
     yield from sorted(found, key=lambda c: (not c.readers, model.get_parameter(c.view.parameter).numel()))
 
 
-def _readers(trace: Trace, alone: set[str]) -> dict[str, list[tuple[Reader, list[Tensor]]]]:
-    """Linear maps that can take up the bias of the norm that they read, by the norm, with what each of them read."""
-    found: dict[str, list[tuple[Reader, list[Tensor]]]] = {}
+def _readers(trace: Trace, alone: set[str]) -> dict[str, list[tuple[Reader, list[Linear]]]]:
+    """Linear maps that can take up the bias of the norm that they read, by the norm, with their uses."""
+    found: dict[str, list[tuple[Reader, list[Linear]]]] = {}
     for events in trace.uses.values():
         for norm, mine, alone_there in by_norm(trace, events):
             if norm is None or not alone_there or any(across(trace, x) or not x.exact for x in mine):
@@ -176,7 +176,7 @@ def _readers(trace: Trace, alone: set[str]) -> dict[str, list[tuple[Reader, list
                 continue
             reader = replace(reader, shiftable=not reader.bias and shiftable(mine, trace))
             if reader.bias or reader.shiftable:
-                found.setdefault(norm, []).append((reader, [x.source for x in mine]))
+                found.setdefault(norm, []).append((reader, mine))
     return found
 
 
@@ -209,17 +209,14 @@ def _along(ends: Sequence[End], constants: Sequence[_Constant], seed: int, graph
     """The derivatives of one random sum of all ends along each constant, but for what its own readers take up."""
     grads = iter(derivatives(ends, [x for c in constants for x, _ in c.tensors], seed, graph))
     along = [c.derivatives([next(grads) for _ in c.tensors]) for c in constants]
-    weights: dict[int, Tensor] = {}
-    for (x, _), own in zip(ends, noise(ends, seed), strict=True):
-        # Several maps may read one tensor.
-        weights[id(x)] = weights[id(x)] + own if id(x) in weights else own
+    read = {id(e.linear): (e.tensor, own) for e, own in zip(ends, noise(ends, seed), strict=True) if e.linear}
     for k, c in enumerate(constants):
-        read = list({id(s): s for s in c.sources if id(s) in weights}.values())
+        sources = [read[id(x)] for x in c.uses if id(x) in read]
         whole_of_it = along[k]
-        if read and whole_of_it is not None:
+        if sources and whole_of_it is not None:
             (own,) = torch.autograd.grad(
-                read, [c.tensors[0][0]], [weights[id(s)] for s in read], retain_graph=True, create_graph=graph,
-                allow_unused=True,
+                [x for x, _ in sources], [c.tensors[0][0]], [n for _, n in sources], retain_graph=True,
+                create_graph=graph, allow_unused=True,
             )  # fmt: skip
             along[k] = whole_of_it if own is None else whole_of_it - own
     return along

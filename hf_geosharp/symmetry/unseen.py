@@ -13,11 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_geosharp.symmetry.events import Trace
+from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.features import NEAR, cancels, drawn
 
-End = tuple[Tensor, bool]
-"""Something that is read, and whether it is the logits of a softmax."""
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """Something that is read: by a ``linear`` map, by a softmax as its ``logits``, or as an output."""
+
+    tensor: Tensor
+    linear: Linear | None = None
+    logits: bool = False
 
 
 @dataclass(eq=False)
@@ -61,16 +67,18 @@ class Written:
 
 def ends_of(trace: Trace) -> list[End]:
     """All that is read of what is written."""
-    softmaxes = {id(x.logits) for x in trace.softmaxes if x.direct}
-    return [(x, id(x) in softmaxes) for x in (*trace.read_tensors, *trace.decided) if x.requires_grad]
+    read = [End(x.source, linear=x) for x in trace.linears]
+    read += [End(x.logits, logits=x.direct) for x in trace.softmaxes]
+    return [e for e in (*read, *map(End, (*trace.ends, *trace.decided))) if e.tensor.requires_grad]
 
 
 def noise(ends: Sequence[End], seed: int) -> list[Tensor]:
     """What makes one random sum of all ends; of those that are logits, of what a softmax makes of them."""
     made = []
-    for k, (x, logits) in enumerate(ends):
+    for k, end in enumerate(ends):
+        x = end.tensor
         own = drawn(x.shape, x, seed + 3 * k)
-        if logits:
+        if end.logits:
             weights = x.detach().softmax(-1).nan_to_num()  # of rows in which all is masked
             own = weights * (own - (weights * own).sum(-1, keepdim=True))
         made.append(own)
@@ -83,7 +91,7 @@ def derivatives(
     """Of a random sum of all ends."""
     if not ends or not tensors:
         return [None for _ in tensors]
-    outputs = [x for x, _ in ends]
+    outputs = [end.tensor for end in ends]
     return torch.autograd.grad(
         outputs, tensors, noise(ends, seed), retain_graph=True, create_graph=graph, allow_unused=True
     )
@@ -91,7 +99,7 @@ def derivatives(
 
 def rounds(ends: Sequence[End]) -> bool:
     """Whether second derivatives are little but rounding: in half precision."""
-    return any(x.dtype in (torch.float16, torch.bfloat16) for x, _ in ends)
+    return any(end.tensor.dtype in (torch.float16, torch.bfloat16) for end in ends)
 
 
 def unseen(trace: Trace, written: Sequence[Written]) -> Iterator[int]:
@@ -123,7 +131,7 @@ def unseen(trace: Trace, written: Sequence[Written]) -> Iterator[int]:
 
 def leaves_behind(trace: Trace, ends: Sequence[End]) -> list[Tensor]:
     """Parameters and cuts that these are made of, but for tables."""
-    return trace.small({id(s): s for x, _ in ends for s in trace.sources(x)}.values())
+    return trace.small({id(s): s for end in ends for s in trace.sources(end.tensor)}.values())
 
 
 def _rows(

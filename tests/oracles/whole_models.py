@@ -133,6 +133,29 @@ class _Folding:
         bias.sub_(bias.mean())
         self.means += weight.shape[0 if across else 1] + 1
 
+    def table_mean(self, table: str) -> None:
+        """The mean of each row, which layer norms take out."""
+        rows = self.get(table)
+        rows.sub_(rows.mean(1, keepdim=True))
+        self.means += len(rows)
+
+    def into_table(self, table: str, other: str) -> None:
+        """What all rows have in common, into those of another table; but for its mean, which is gone from both."""
+        rows, others = self.get(table), self.get(other)
+        shift = rows.mean(0)
+        rows.sub_(shift)
+        others.add_(shift)
+        self.means += len(shift) - 1
+
+    def norm_bias(self, norm: str, readers: Sequence[str], added: str) -> None:
+        """The bias of a norm whose output is the residual, into those of what reads it and of what is added to it."""
+        bias = self.get(f"{norm}.bias")
+        for reader in readers:
+            self.get(f"{reader}.bias").add_(self.get(f"{reader}.weight") @ bias)
+        self.get(f"{added}.bias").add_(bias)
+        bias.zero_()
+        self.fixed.append(self.flat.index(f"{norm}.bias"))
+
     def value_bias(self, bias: Tensor, place: Tensor, weight: Tensor, out: Tensor) -> None:
         """A bias of values into that of the output; ``weight`` is (outputs, values)."""
         out.add_(weight @ bias)
@@ -155,8 +178,11 @@ def bert(flat: Flat, config: Any) -> Layout:
         base = f"bert.encoder.layer.{layer}.attention"
         query, key, value, out = (f"{base}.{x}" for x in ("self.query", "self.key", "self.value", "output.dense"))
         before = f"bert.encoder.layer.{layer - 1}.output" if layer else "bert.embeddings"
+        inner, outer = (f"bert.encoder.layer.{layer}.{x}.dense" for x in ("intermediate", "output"))
+        folding.norm_bias(f"{before}.LayerNorm", [query, key, value], out)
+        folding.norm_bias(f"{base}.output.LayerNorm", [inner], outer)
         folding.read_mean(f"{before}.LayerNorm", [query, key, value])
-        folding.read_mean(f"{base}.output.LayerNorm", [f"bert.encoder.layer.{layer}.intermediate.dense"])
+        folding.read_mean(f"{base}.output.LayerNorm", [inner])
         folding.get(f"{key}.bias").zero_()
         folding.fixed.append(flat.index(f"{key}.bias"))
         folding.value_bias(
@@ -168,8 +194,15 @@ def bert(flat: Flat, config: Any) -> Layout:
             pairs.append(Pair(_rows(flat, query, rows, bias=True), _rows(flat, key, rows, bias=False)))
             pairs.append(Pair(_rows(flat, value, rows, bias=False), flat.index(f"{out}.weight")[:, rows]))
         folding.written_mean(out)
-        folding.written_mean(f"bert.encoder.layer.{layer}.output.dense")
+        folding.written_mean(outer)
     folding.read_mean(f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.LayerNorm", ["bert.pooler.dense"])
+    types, positions, words = (
+        f"bert.embeddings.{x}_embeddings.weight" for x in ("token_type", "position", "word")
+    )  # fmt: skip
+    for table in (types, positions, words):
+        folding.table_mean(table)
+    folding.into_table(types, positions)
+    folding.into_table(positions, words)
     return Layout(folding.theta, pairs, folding.fixed, folding.means)
 
 
@@ -197,6 +230,7 @@ def gpt2(flat: Flat, config: Any) -> Layout:
             pairs.append(Pair(weight[:, v], flat.index(f"{out}.weight")[q].mT))
         folding.written_mean(out, across=True)
         folding.written_mean(f"{base}.mlp.c_proj", across=True)
+    folding.table_mean("transformer.wpe.weight")
     return Layout(folding.theta, pairs, folding.fixed, folding.means)
 
 

@@ -140,6 +140,14 @@ CASES = {
     ),
     "a norm that is multiplied": Case(_weighed, {}, NORM),
     "a reader without a bias": Case(_post_norm, {}, {**NORM, "b": lambda: linear(bias=False)}),
+    "one more reader, without a bias": Case(
+        lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y)) + torch.sin(m.c(y)))), {},
+        {**NORM, "c": lambda: linear(bias=False)},
+    ),
+    "a reader with an adapter": Case(
+        lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y) + m.d(m.c(y))))), {},
+        {**NORM, "c": lambda: nn.Linear(WIDTH, 2, bias=False), "d": lambda: nn.Linear(2, WIDTH, bias=False)},
+    ),
     "no bias to go into": Case(_post_norm, {}, {**NORM, "a": lambda: linear(bias=False)}),
     "something reads it before the other": Case(
         lambda m, x: torch.tanh((y := x + m.a(x)) + m.b(torch.tanh(y))), {}, TWO
