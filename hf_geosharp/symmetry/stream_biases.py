@@ -222,11 +222,19 @@ def _along(ends: Sequence[End], constants: Sequence[_Constant], seed: int, graph
     return along
 
 
+_NEAR = {torch.float64: 1e-5, torch.float32: 1e-4}
+"""Relative difference of derivatives that are alike: what a block makes of its input may be little beside that.
+
+Models that compute in double precision have parts that do so in single.
+"""
+
+
 class _Sums:
-    """Derivatives of random sums along all constants, made as they are asked for."""
+    """Derivatives of random sums along all constants, made as they are asked for; ``near`` is how precise they are."""
 
     def __init__(self, ends: Sequence[End], constants: Sequence[_Constant]) -> None:
         self._ends, self._constants = ends, constants
+        self.near = max((_NEAR.get(e.tensor.dtype, NEAR) for e in ends), default=NEAR)
         self._made: list[list[Tensor | None]] = []
 
     def of(self, place: int, count: int = 2) -> Tensor | None:
@@ -248,7 +256,7 @@ def _alike(constants: Sequence[_Constant], sums: _Sums) -> Iterator[_Alike]:
             into = constants[j]
             count = max(2, -(-(into.rows + MARGIN) // into.view.width))
             a, b = (sums.of(k, count) if count <= MOST_SUMS else None for k in (i, j))
-            found = None if a is None or b is None else _within(a.sum(0), b)
+            found = None if a is None or b is None else _within(a.sum(0), b, sums.near)
             if found is not None:
                 rows, ratio = found
                 yield _Alike(i, j, rows, _exact(ratio))
@@ -287,11 +295,11 @@ MARGIN = 8
 """How many more numbers there are than rows of which some may hold a constant."""
 
 
-def _within(a: Tensor, rows: Tensor) -> tuple[range | None, float] | None:
+def _within(a: Tensor, rows: Tensor, near: float) -> tuple[range | None, float] | None:
     """Which rows sum to ``a``, but for a factor, and that."""
     b = rows.sum(0)
     ratio = float(a @ b / (b @ b))
-    if ratio != 0 and bool((a - ratio * b).norm() <= NEAR * a.norm()):
+    if ratio != 0 and bool((a - ratio * b).norm() <= near * a.norm()):
         return None, ratio
     if len(rows) == 1:
         return None
@@ -303,7 +311,7 @@ def _within(a: Tensor, rows: Tensor) -> tuple[range | None, float] | None:
     part = range(first, first + count)
     b = rows[first : first + count].sum(0)
     ratio = float(a @ b / (b @ b))
-    return (part, ratio) if ratio != 0 and bool((a - ratio * b).norm() <= NEAR * a.norm()) else None
+    return (part, ratio) if ratio != 0 and bool((a - ratio * b).norm() <= near * a.norm()) else None
 
 
 def _difference(exact: Sequence[Tensor | None], found: _Alike) -> Tensor:

@@ -155,6 +155,9 @@ CASES = {
     "something reads the norm besides": Case(
         lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y)))) + torch.sin(y), {}, NORM
     ),
+    "something reads it, and makes little of it": Case(
+        lambda m, x: torch.tanh((y := x + m.a(x)) + 3e-4 * m.b(torch.tanh(y))), {}, TWO
+    ),
     "times a parameter that is one": Case(lambda m, x: torch.tanh(m.a(x) + m.gate * m.b(x.tanh())), {}, TWO),
     "a bias that is used twice": Case(lambda m, x: torch.tanh(m.a(x) + m.b(x)) + m.a(x), {}, TWO),
     "two outputs": Case(lambda m, x: torch.tanh(m.a(x)) + torch.sin(m.b(x)), {}, TWO),
