@@ -318,9 +318,9 @@ def sites_of(symmetries: SymmetryMap, sizes: Mapping[str, int], ranks: int) -> l
     claims: list[Symmetry] = [*symmetries.folds, *symmetries.pairs]
     partition: Partition[str] = Partition()
     for claim in claims:
-        first, *rest = claim.parameters
-        for name in rest:
-            partition.join(name, first)
+        # One that has a single parameter is a site, too.
+        for name in claim.parameters:
+            partition.join(name, claim.parameters[0])
     members: dict[str, list[str]] = {}
     for name in sizes:
         if name in partition:

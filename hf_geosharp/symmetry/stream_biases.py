@@ -105,7 +105,8 @@ def stream_biases(
             rows = [_difference(exact, f) for f in found]
             if not always(rows, leaves):
                 found = [f for f, r in zip(found, rows, strict=True) if always([r], leaves)]
-    except RuntimeError:  # something has no derivative, or not twice
+    except Exception:  # a backward pass of the model's own may raise anything
+        # Something has no derivative, or not twice.
         return
     free = [v for mean in means for v in mean.views]
     for f in found:

@@ -124,7 +124,7 @@ def unseen(trace: Trace, written: Sequence[Written]) -> Iterator[int]:
         # All at once, first: each time the whole graph is gone through.
         together = always([found for _, found in exact], leaves)
         yield from (i for i, found in exact if together or always([found], leaves))
-    except RuntimeError:
+    except Exception:  # a backward pass of the model's own may raise anything
         # Something anywhere in the model has no derivative, or not twice: it is not known what becomes of the means.
         return
 

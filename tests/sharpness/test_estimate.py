@@ -59,9 +59,10 @@ def test_a_result_says_what_was_done() -> None:
     # Two heads in two layers, each with a query/key and a value/output pair.
     assert result.pairs.by_kind == {"qk GL(4)": 4, "vo GL(4)": 4}
     assert result.pairs.count == 8
-    # The last norm feeds the pooler alone; linear maps read each of the five, and two in each layer write to one.
+    # The last norm feeds the pooler alone; linear maps read each of the five, and two in each layer write to one, and
+    # three tables. Four norms write to the residual; of the tables two can be held by a third.
     assert result.pairs.folded == {
-        "key_bias": 2, "value_bias": 2, "norm_gain": 1, "read_mean": 5, "written_mean": 4
+        "key_bias": 2, "value_bias": 2, "norm_gain": 1, "read_mean": 5, "written_mean": 4 + 3, "stream_bias": 4 + 2
     }  # fmt: skip
     assert result.pairs.reduced == result.pairs.dropped == []
     assert result.pairs.deviation < 1e-5 * result.pairs.control

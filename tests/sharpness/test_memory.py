@@ -77,7 +77,7 @@ def test_auto_halves_until_it_fits_and_the_score_stays(limit: int, backward: boo
 
 def test_passes_are_those_that_were_wanted_whatever_the_micro_batches() -> None:
     """Of micro-batches all have a backward pass, for the loss of all is known too late."""
-    found = [quick(bert(2), bert_batches(1), rho=0.6, steps=15, micro_batch=size) for size in (None, 1, 4)]
+    found = [quick(bert(2), bert_batches(1), rho=0.5, steps=15, micro_batch=size) for size in (None, 1, 4)]
     assert found[0].passes.backwards < found[0].passes.forwards - 1
     assert all(f.passes == found[0].passes for f in found)
 
