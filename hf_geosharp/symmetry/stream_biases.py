@@ -156,7 +156,8 @@ def _constants(model: nn.Module, names: Mapping[int, str], trace: Trace, taken: 
             if path is not None:
                 if path in trace.scaled:
                     continue
-                own = readers.get(path, [])
+                # Not what reads it head by head.
+                own = [(r, some) for r, some in readers.get(path, []) if some[0].inputs == len(parameter)]
                 constant = replace(
                     constant, readers=tuple(r for r, _ in own), uses=[x for _, some in own for x in some]
                 )

@@ -144,6 +144,10 @@ CASES = {
         lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y)) + torch.sin(m.c(y)))), {},
         {**NORM, "c": lambda: linear(bias=False)},
     ),
+    "a reader of each head": Case(
+        lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y)) * m.c(y.unflatten(-1, (4, -1))).sum(-2))), {},
+        {**NORM, "c": lambda: nn.Linear(WIDTH // 4, WIDTH)},
+    ),
     "a reader with an adapter": Case(
         lambda m, x: torch.tanh((y := m.norm(x)) + m.a(torch.tanh(m.b(y) + m.d(m.c(y))))), {},
         {**NORM, "c": lambda: nn.Linear(WIDTH, 2, bias=False), "d": lambda: nn.Linear(2, WIDTH, bias=False)},
