@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS, WALL_SECONDS, MEMORY = 90, 900, 12 << 30
+CPU_SECONDS, WALL_SECONDS, MEMORY = 120, 900, 12 << 30
 """Limits of one type: what it may compute, how long it may take, how much memory its process may have."""
 
 CHUNK = 40
