@@ -87,6 +87,8 @@ def test_ids_cover_the_vocabulary_without_what_has_a_meaning_and_the_last_row_is
 
 def test_sequences_are_no_longer_than_the_table_of_positions() -> None:
     assert synthetic(tiny.build("bert", max_position_embeddings=10), tokens=50)["input_ids"].shape == (2, 8)
+    # XLNet says by -1 that there is no limit.
+    assert synthetic(tiny.build("xlnet"), tokens=50)["input_ids"].shape == (2, 50)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def _ids(draft: Draft, *sides: int) -> Tensor:
 
 def _text(draft: Draft) -> Batch:
     limit = draft.facts.number(("max_position_embeddings", "n_positions", "max_positions"), "text")
-    tokens = max(2, min(draft.tokens, (limit or draft.tokens + 2) - 2))
+    # Some configurations say by a number below zero that there is no limit.
+    tokens = max(2, min(draft.tokens, limit - 2)) if limit and limit > 0 else draft.tokens
     ids = _ids(draft, draft.rows, tokens)
     mask = torch.ones_like(ids)
     mask[-1, tokens - 2 :] = 0
