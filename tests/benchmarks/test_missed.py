@@ -20,8 +20,10 @@ def test_a_null_space_has_its_dimension_and_its_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_type_of_which_nothing_is_missed_agrees() -> None:
-    record = examine("llama")
+@pytest.mark.parametrize("model_type", ["bert", "gpt_neox"])
+def test_a_type_of_which_nothing_is_missed_agrees(model_type: str) -> None:
+    """With norms whose output is the residual, and with two biases that are added to one stream."""
+    record = examine(model_type)
     assert record["status"] == "all found"
     assert record["not_felt"] == record["found"] > 0
     assert "1 of them ran: 1 agree" in " ".join(page([record]).split())
