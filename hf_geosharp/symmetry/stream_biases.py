@@ -72,8 +72,8 @@ class _Constant:
         return made
 
 
-MOST_ROWS = 4096
-"""Of tables with more rows no part is tried."""
+MOST_ROWS = 2048
+"""Of tables with more rows no part is tried: that is a system of equations with so many unknowns."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _constants(model: nn.Module, names: Mapping[int, str], trace: Trace, taken: 
                     constant, readers=tuple(r for r, _ in own), uses=[x for _, some in own for x in some]
                 )
             found.append(constant)
-    # Nobody reads what goes into the bias of a norm: that is not what takes others up.
+    # First the biases of norms that readers take up: they hold no others.
     yield from sorted(found, key=lambda c: (not c.readers, model.get_parameter(c.view.parameter).numel()))
 
 
@@ -238,6 +238,7 @@ class _Sums:
         self._ends, self._constants = ends, constants
         self.near = max((_NEAR.get(e.tensor.dtype, NEAR) for e in ends), default=NEAR)
         self._made: list[list[Tensor | None]] = []
+        self._bases: dict[int, Tensor] = {}
 
     def of(self, place: int, count: int = 2) -> Tensor | None:
         """Of one constant, (rows, coordinates of all sums); None where there is nothing."""
@@ -247,6 +248,13 @@ class _Sums:
         some = [own for made in self._made[:count] if (own := made[place]) is not None]
         return torch.cat(some, 1) if len(some) == count and all(bool(x.any()) for x in some) else None
 
+    def span(self, place: int, rows: Tensor, a: Tensor) -> bool:
+        """Whether a vector is made of the rows of one constant; what that takes is worked out once for all vectors."""
+        if place not in self._bases:
+            self._bases[place] = torch.linalg.qr(rows.T).Q
+        basis = self._bases[place]
+        return bool((a - basis @ (basis.T @ a)).norm() <= self.near * a.norm())
+
 
 def _alike(constants: Sequence[_Constant], sums: _Sums) -> Iterator[_Alike]:
     """Which constants another one can hold."""
@@ -254,13 +262,10 @@ def _alike(constants: Sequence[_Constant], sums: _Sums) -> Iterator[_Alike]:
     places = {width: [i for i in along if len(along[i]) == width] for width in {len(v) for v in along.values()}}
     for i in along:
         others = [j for j in places[len(along[i])] if j > i and _may_hold(constants[j], constants[i])]
-        for j in (*_parallel(along, i, others), *(j for j in others if constants[j].rows)):
-            into = constants[j]
-            count = max(2, -(-(into.rows + MARGIN) // into.view.width))
-            a, b = (sums.of(k, count) if count <= MOST_SUMS else None for k in (i, j))
-            found = None if a is None or b is None else _within(a.sum(0), b, sums.near)
-            if found is not None:
-                rows, ratio = found
+        whole_of = ((j, None) for j in _parallel(along, i, others))
+        for j, rows in (*whole_of, *((j, _part_of(sums, constants, i, j)) for j in others if constants[j].rows)):
+            ratio = _ratio(sums, i, j, rows)
+            if ratio:
                 yield _Alike(i, j, rows, _exact(ratio))
                 break
 
@@ -270,13 +275,14 @@ def _exact(ratio: float) -> float:
     for sign in (1, -1):
         square = abs(ratio) ** (2 * sign)
         nearest = round(square)
-        if nearest >= 1 and abs(square / nearest - 1) < ROUNDED:
+        # Every large number is near an integer.
+        if nearest >= 1 and abs(square / nearest - 1) < (ROUNDED if nearest <= FEW else EXACT):
             return math.copysign(nearest ** (sign / 2), ratio)
     return ratio
 
 
-ROUNDED = 1e-5
-"""Relative error of a number that is worked out in single precision."""
+ROUNDED, EXACT, FEW = 1e-5, 1e-11, 32
+"""Relative error of a number that is worked out in single precision, and in double; what is no large integer."""
 
 
 def _may_hold(into: _Constant, bias: _Constant) -> bool:
@@ -297,23 +303,25 @@ MARGIN = 8
 """How many more numbers there are than rows of which some may hold a constant."""
 
 
-def _within(a: Tensor, rows: Tensor, near: float) -> tuple[range | None, float] | None:
-    """Which rows sum to ``a``, but for a factor, and that."""
-    b = rows.sum(0)
-    ratio = float(a @ b / (b @ b))
-    if ratio != 0 and bool((a - ratio * b).norm() <= near * a.norm()):
-        return None, ratio
-    if len(rows) == 1:
+def _part_of(sums: _Sums, constants: Sequence[_Constant], i: int, j: int) -> range | None:
+    """The rows of one constant, next to each other, that may be what another one is added to."""
+    count = max(2, -(-(constants[j].rows + MARGIN) // constants[j].view.width))
+    a, rows = (sums.of(k, count) if count <= MOST_SUMS else None for k in (i, j))
+    if a is None or rows is None or not sums.span(j, rows, a.sum(0)):
         return None
-    shares = torch.linalg.lstsq(rows.T, a[:, None]).solution.flatten()
-    some = shares.abs() > shares.abs().max() / 2
-    if not bool(some.any()):
-        return None
-    first, count = int(some.nonzero()[0]), int(some.sum())
-    part = range(first, first + count)
-    b = rows[first : first + count].sum(0)
+    shares = torch.linalg.lstsq(rows.T, a.sum(0)[:, None]).solution.flatten()
+    some = (shares.abs() > shares.abs().max() / 2).nonzero().flatten().tolist()
+    return range(some[0], some[0] + len(some)) if some else None
+
+
+def _ratio(sums: _Sums, i: int, j: int, rows: range | None) -> float:
+    """What one constant is multiplied by in another one, or in some of its rows; 0 where they are not alike."""
+    a, b = sums.of(i), sums.of(j)
+    if a is None or b is None:
+        return 0.0
+    a, b = a.sum(0), (b if rows is None else b[rows.start : rows.stop]).sum(0)
     ratio = float(a @ b / (b @ b))
-    return (part, ratio) if ratio != 0 and bool((a - ratio * b).norm() <= near * a.norm()) else None
+    return ratio if bool((a - ratio * b).norm() <= sums.near * a.norm()) else 0.0
 
 
 def _difference(exact: Sequence[Tensor | None], found: _Alike) -> Tensor:
