@@ -8,7 +8,6 @@ are kept, so that a run that was stopped goes on (``--again`` forgets them). Wri
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import traceback
@@ -197,10 +196,5 @@ def page(records: list[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(records: list[Record]) -> None:
-    DATA.write_text(json.dumps(sorted(records, key=lambda r: r["type"]), indent=1) + "\n")
-    PAGE.write_text(page(records))
-
-
 if __name__ == "__main__":
-    main(__doc__, "benchmarks.architectures", CACHE, examine, every_type, write)
+    main(__doc__, "benchmarks.architectures", CACHE, examine, every_type, (DATA, PAGE, page))

@@ -106,11 +106,12 @@ def every_type() -> list[str]:
 
 def main(
     text: str | None, script: str, cache: Path, examine: Callable[[str], Record], types: Callable[[], Sequence[str]],
-    finish: Callable[[list[Record]], None],
+    kept: tuple[Path, Path, Callable[[list[Record]], str]],
 ) -> None:  # fmt: skip
     """The command line of a module, ``script``.
 
-    ``examine`` makes the record of a type, ``finish`` something of those of all ``types``.
+    ``examine`` makes the record of a type; those of all ``types`` are ``kept``: files of data and of a page, and the
+    text of that.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="types, separated by commas")
@@ -136,6 +137,8 @@ def main(
         list(pool.map(lambda i: run(left[i :: options.workers], options.cache, script), range(options.workers)))
     records = [r for r in results(options.cache).values() if r["status"] != "started"]
     if not options.only and not options.limit:
-        finish(records)
+        data, page, text_of = kept
+        data.write_text(json.dumps(sorted(records, key=lambda r: r["type"]), indent=1) + "\n")
+        page.write_text(text_of(records))
     for status, n in Counter(r["status"] for r in records).most_common():
         print(f"{n:5} {status}")

@@ -224,10 +224,5 @@ def page(records: list[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(records: list[Record]) -> None:
-    DATA.write_text(json.dumps(sorted(records, key=lambda r: r["type"]), indent=1) + "\n")
-    PAGE.write_text(page(records))
-
-
 if __name__ == "__main__":
-    main(__doc__, "benchmarks.missed", CACHE, examine, distinct, write)
+    main(__doc__, "benchmarks.missed", CACHE, examine, distinct, (DATA, PAGE, page))

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class NoDerivativeError(RuntimeError):
+    """Something on the way has no derivative, or none of that."""
+
+
+def gradients(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    weights: Tensor | Sequence[Tensor] | None = None,
+    *,
+    graph: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The derivatives of a weighted sum of tensors in others, of their shapes; None in what it does not depend on.
+
+    Args:
+        outputs: of any shape; numbers need no weights.
+        inputs: leaves, or what was made on the way.
+        weights: of the shapes of the outputs.
+        graph: whether derivatives of these will be taken. The graph of the outputs is kept anyway.
+
+    Raises:
+        NoDerivativeError: the backward pass failed. Code of the model's own may run in it and raise anything.
+    """
+    try:
+        return torch.autograd.grad(outputs, inputs, weights, retain_graph=True, create_graph=graph, allow_unused=True)
+    except Exception as error:
+        raise NoDerivativeError(f"{type(error).__name__}: {error}") from error
 
 
 def nodes_behind(*tensors: Tensor, beyond: Callable[[Any], bool] = lambda node: True) -> Iterator[Any]:

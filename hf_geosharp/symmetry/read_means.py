@@ -19,6 +19,7 @@ from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.features import NEAR, cancels, drawn
 from hf_geosharp.symmetry.fold import Gain, Reader, ReadMean
 from hf_geosharp.symmetry.gains import offset_of
+from hf_geosharp.symmetry.graph import NoDerivativeError, gradients
 from hf_geosharp.symmetry.probe import LocalTwin
 from hf_geosharp.symmetry.readers import across, by_norm, entries, overlap, private, reader_of, rows_of, shiftable
 from hf_geosharp.symmetry.recorded import Call, mapped
@@ -194,14 +195,10 @@ def _cancel(rows: Tensor, v: Tensor, sources: Sequence[Tensor]) -> bool:
     noise, other = (drawn(rows.shape[:-1], rows, seed).unsqueeze(-1) for seed in (8, 9))
     try:
         moved, control = (
-            sum(
-                float(g.abs().sum())
-                for g in torch.autograd.grad(rows, sources, weights, retain_graph=True, allow_unused=True)
-                if g is not None
-            )
+            sum(float(g.abs().sum()) for g in gradients(rows, sources, weights) if g is not None)
             for weights in (noise * v, other * drawn(rows.shape, rows, 10))
         )
-    except RuntimeError:  # something on the way has no derivative
+    except NoDerivativeError:
         return False
     return moved <= NEAR * control and control > 0
 

@@ -14,6 +14,7 @@ from torch import nn
 from hf_geosharp.symmetry.events import Linear, Softmax, Trace
 from hf_geosharp.symmetry.features import drawn
 from hf_geosharp.symmetry.fold import Reader
+from hf_geosharp.symmetry.graph import NoDerivativeError, gradients
 
 NEAR = 1e-3
 """Relative difference of numbers that are taken for one here; the model decides."""
@@ -124,9 +125,11 @@ def _movesrows_of(softmax: Softmax, linear: Linear) -> bool:
     vector = drawn((linear.outputs,), written, 6).expand_as(written.movedim(linear.axis, -1)).movedim(-1, linear.axis)
     dummy = torch.zeros_like(logits).requires_grad_()
     try:
-        (back,) = torch.autograd.grad(logits, written, dummy, create_graph=True)
-        (moved,) = torch.autograd.grad(back, dummy, vector)
-    except RuntimeError:  # no derivative to be taken twice
+        (back,) = gradients(logits, written, dummy, graph=True)
+        moved = None if back is None else gradients(back, dummy, vector)[0]
+    except NoDerivativeError:
+        return False
+    if moved is None:
         return False
     masked = (weights == 0) & (moved == 0) & (logits.detach() == logits.detach().min())
     size, counts = float(moved.abs().max()), ~masked.all(-1)

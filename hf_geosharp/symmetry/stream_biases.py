@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.features import NEAR
 from hf_geosharp.symmetry.fold import Mean, Reader, StreamBias, whole
+from hf_geosharp.symmetry.graph import NoDerivativeError, gradients
 from hf_geosharp.symmetry.readers import across, by_norm, owned, reader_of, shiftable
 from hf_geosharp.symmetry.unseen import End, always, derivatives, ends_of, leaves_behind, noise, rounds
 from hf_geosharp.symmetry.views import View
@@ -105,8 +106,7 @@ def stream_biases(
             rows = [_difference(exact, f) for f in found]
             if not always(rows, leaves):
                 found = [f for f, r in zip(found, rows, strict=True) if always([r], leaves)]
-    except Exception:  # a backward pass of the model's own may raise anything
-        # Something has no derivative, or not twice.
+    except NoDerivativeError:
         return
     free = [v for mean in means for v in mean.views]
     for f in found:
@@ -216,10 +216,7 @@ def _along(ends: Sequence[End], constants: Sequence[_Constant], seed: int, graph
         sources = [read[id(x)] for x in c.uses if id(x) in read]
         whole_of_it = along[k]
         if sources and whole_of_it is not None:
-            (own,) = torch.autograd.grad(
-                [x for x, _ in sources], [c.tensors[0][0]], [n for _, n in sources], retain_graph=True,
-                create_graph=graph, allow_unused=True,
-            )  # fmt: skip
+            (own,) = gradients([x for x, _ in sources], [c.tensors[0][0]], [n for _, n in sources], graph=graph)
             along[k] = whole_of_it if own is None else whole_of_it - own
     return along
 
@@ -328,6 +325,6 @@ def _difference(exact: Sequence[Tensor | None], found: _Alike) -> Tensor:
     """Of each coordinate both derivatives, of which the sum should be zero."""
     a, b = exact[found.bias], exact[found.into]
     if a is None or b is None:
-        raise RuntimeError("no derivative")
+        raise NoDerivativeError("of second order")
     rows = b if found.rows is None else b[found.rows.start : found.rows.stop]
     return torch.stack([a.sum(0), -found.ratio * rows.sum(0)], -1)

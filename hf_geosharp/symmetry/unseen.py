@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.features import NEAR, cancels, drawn
+from hf_geosharp.symmetry.graph import NoDerivativeError, gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +89,15 @@ def noise(ends: Sequence[End], seed: int) -> list[Tensor]:
 def derivatives(
     ends: Sequence[End], tensors: Sequence[Tensor], seed: int, graph: bool = False
 ) -> Sequence[Tensor | None]:
-    """Of a random sum of all ends."""
+    """Of a random sum of all ends in some tensors, of their shapes.
+
+    Raises:
+        NoDerivativeError: there are none, or none that can be taken once more.
+    """
     if not ends or not tensors:
         return [None for _ in tensors]
     outputs = [end.tensor for end in ends]
-    return torch.autograd.grad(
-        outputs, tensors, noise(ends, seed), retain_graph=True, create_graph=graph, allow_unused=True
-    )
+    return gradients(outputs, tensors, noise(ends, seed), graph=graph)
 
 
 def rounds(ends: Sequence[End]) -> bool:
@@ -108,13 +111,14 @@ def unseen(trace: Trace, written: Sequence[Written]) -> Iterator[int]:
     rest = [i for i, w in enumerate(written) if w.terms > 1]
     try:
         # What cancels by chance does not do so twice.
-        parts: dict[int, set[tuple[int, bool]]] = {}
+        parts: dict[int, list[set[tuple[int, bool]]]] = {i: [] for i in rest}
         for seed in (8, 9):
-            known = [(i, r.detach()) for i, r in _rows(ends, [(i, written[i]) for i in rest], seed) if r is not None]
-            rest = [i for i, rows in known if cancels(rows)]
-            for i, rows in ((i, rows) for i, rows in known if i in rest and not written[i].over_places):
-                parts[i] = parts.get(i, _parts(rows)) & _parts(rows)
-        rest = [i for i in rest if not parts.get(i)]
+            made = _rows(ends, [(i, written[i]) for i in rest], seed)
+            known = {i: r.detach() for i, r in made if r is not None and cancels(r.detach())}
+            for i, rows in known.items():
+                parts[i].append(set() if written[i].over_places else _parts(rows))
+            rest = list(known)
+        rest = [i for i in rest if not set.intersection(*parts[i])]
         if not rest or rounds(ends):
             yield from rest
             return
@@ -124,8 +128,8 @@ def unseen(trace: Trace, written: Sequence[Written]) -> Iterator[int]:
         # All at once, first: each time the whole graph is gone through.
         together = always([found for _, found in exact], leaves)
         yield from (i for i, found in exact if together or always([found], leaves))
-    except Exception:  # a backward pass of the model's own may raise anything
-        # Something anywhere in the model has no derivative, or not twice: it is not known what becomes of the means.
+    except NoDerivativeError:
+        # Of something anywhere in the model: it is not known what becomes of the means.
         return
 
 
@@ -152,7 +156,15 @@ def _parts(rows: Tensor) -> set[tuple[int, bool]]:
 
 
 def always(several: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
-    """Whether all sums stay zero whatever the parameters are, and what else was written: they do not depend on them."""
+    """Whether all sums stay zero whatever the parameters are, and what else was written: they do not depend on them.
+
+    Args:
+        several: derivatives with their graph, each (sums, terms).
+        leaves: parameters and cuts.
+
+    Raises:
+        NoDerivativeError: there are none of second order.
+    """
     pair = [
         sum((rows.sum(-1) * drawn(rows.shape[:1], rows, 11)).sum() for rows in several),
         sum((rows * drawn(rows.shape, rows, 12)).sum() for rows in several),
@@ -160,7 +172,7 @@ def always(several: Sequence[Tensor], leaves: Sequence[Tensor]) -> bool:
     moved, control = (
         math.fsum(
             float(g.abs().sum())
-            for g in torch.autograd.grad(x, leaves, retain_graph=True, allow_unused=True)
+            for g in gradients(x, leaves)
             if g is not None
         )
         if isinstance(x, Tensor) and x.requires_grad else 0.0

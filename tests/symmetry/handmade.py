@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from hf_geosharp import score
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.base import Symmetry
+from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
 
 WIDTH, HEAD, TOKENS = 24, 6, 7
@@ -53,6 +55,24 @@ class Running(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.run(self, x)
         return self.head(torch.tanh(x + y if self.beside else y))  # type: ignore[no-any-return]
+
+
+def holding(model: nn.Module, found: SymmetryMap, folds: Sequence[Symmetry]) -> bool:
+    """Whether some claims are proved, each by itself and nearly to rounding, on other inputs than found on."""
+    names = {f.name for f in folds}
+    proof = verify(model, found, [inputs(seed=5)], each=True)
+    claims = [c for c in proof.claims if c.name in names]
+    assert len(claims) == len(folds) > 0
+    return all(c.status == "holds" and c.deviation is not None and c.deviation < 1e-12 for c in claims)
+
+
+def folded(model: nn.Module, found: SymmetryMap) -> dict[str, Tensor]:
+    """The weights of a model, moved to the representative of all folds, in place; its outputs stay."""
+    before, weights = outputs(model, inputs()), {n: p.detach() for n, p in model.named_parameters()}
+    for fold in found.folds:
+        fold.canonicalise(weights)
+    assert torch.allclose(outputs(model, inputs()), before, rtol=0, atol=1e-12)
+    return weights
 
 
 def there_and_back(model: nn.Module, batch: dict[str, Tensor]) -> tuple[float, float]:

@@ -13,17 +13,17 @@ from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import StreamBias
 from hf_geosharp.symmetry.inputs import synthetic
-from hf_geosharp.symmetry.verify import verify
 from tests.symmetry.handmade import (
     TOKENS,
     WIDTH,
     Projected,
     Running,
+    folded,
+    holding,
     inputs,
-    outputs,
     scores_along,
     there_and_back,
-)
+)  # fmt: skip
 
 Forward = Callable[["Stream", Tensor], Tensor]
 PLACES = torch.arange(TOKENS)
@@ -188,14 +188,9 @@ def test_constants_go_where_they_may(name: str) -> None:
 def test_they_hold_and_the_representative_has_none(name: str) -> None:
     model = CASES[name].model()
     found = find_symmetries(model, inputs())
-    proof = verify(model, found, [inputs(seed=5)], each=True)
-    claims = [c for c in proof.claims if c.name in {f.name for f in constants(found)}]
-    assert len(claims) == len(CASES[name].folds)
-    assert all(c.status == "holds" and c.deviation is not None and c.deviation < 1e-12 for c in claims)
-    before, weights = outputs(model, inputs()), {n: p.detach() for n, p in model.named_parameters()}
-    for fold in found.folds:
-        fold.canonicalise(weights)
-    assert torch.allclose(outputs(model, inputs()), before, rtol=0, atol=1e-12)
+    assert len(constants(found)) == len(CASES[name].folds)
+    assert holding(model, found, constants(found))
+    weights = folded(model, found)
     for f in constants(found):
         window = f.bias.of(weights[f.bias.parameter])
         assert float((window.mean(-1) if f.bias.rows else window).abs().max()) < 1e-12
@@ -218,11 +213,11 @@ def test_some_rows_are_those_that_hold_it() -> None:
     assert torch.equal(marked[0, :, 0], torch.tensor([1.0, *[2.0] * TOKENS]))
 
 
-def test_what_a_number_multiplies_is_not_the_same_in_another_model() -> None:
-    """The search says by which numbers a constant is multiplied, as they are in this model."""
+def test_a_number_that_a_constant_is_multiplied_by_is_exact() -> None:
+    """It is worked out of derivatives, which are rounded; the function must not move by that."""
     model = CASES["two biases, one times a number"].model()
     (fold,) = constants(find_symmetries(model, inputs()))
-    assert fold.ratio == pytest.approx(1 / 3)
+    assert fold.ratio == 1 / 3
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt_neox", "vit", "bart", "clip_text_model", "marian"])
