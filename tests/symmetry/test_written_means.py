@@ -114,6 +114,14 @@ class _Once(torch.autograd.Function):
         return _Never.apply(gradient)
 
 
+class _Asserting(_Never):
+    """Wants to be trained, as code does that computes its inputs anew on the way back."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        raise AssertionError("only in training")
+
+
 def _compared(m: Stream, x: Tensor) -> Tensor:
     y = x + m.a(x)
     return m.norm(y) * (y > 0)  # type: ignore[no-any-return]
@@ -144,6 +152,7 @@ CASES = {
     "an activation in between": Case(lambda m, x: m.norm(torch.tanh(m.a(x))), (), ONE),
     "what has no second derivative": Case(lambda m, x: m.norm(_Once.apply(x + m.a(x))), (), ONE),
     "what has no derivative": Case(lambda m, x: m.norm(_Never.apply(x + m.a(x))), (), ONE),
+    "what asserts on the way back": Case(lambda m, x: m.norm(_Asserting.apply(x + m.a(x))), (), ONE),
     "head by head": Case(_heads, (), ONE),
     "shares that do not sum to one": Case(lambda m, x: x * m.a(x).sigmoid().sum(-1, keepdim=True), (), ONE),
     "logits that something else reads": Case(
