@@ -18,6 +18,7 @@ from torch import Tensor
 from hf_geosharp.symmetry.events import Linear, Trace
 from hf_geosharp.symmetry.feature_views import features_view
 from hf_geosharp.symmetry.features import Families, Family, drawn
+from hf_geosharp.symmetry.graph import NoDerivativeError, gradients
 from hf_geosharp.symmetry.groups import Group
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.probe import Trials
@@ -253,9 +254,9 @@ def _degree(writer: Linear, reader: Linear, features: range) -> int:
     torch.mul(written, t, out=across)
     dummy = torch.zeros_like(x).requires_grad_()
     try:
-        (back,) = torch.autograd.grad(x, y, dummy, create_graph=True, allow_unused=True)
-        moved = None if back is None else torch.autograd.grad(back, dummy, tangent, allow_unused=True)[0]
-    except RuntimeError:  # a function between them that cannot be differentiated twice: no product with a number
+        (back,) = gradients(x, y, dummy, graph=True)
+        moved = None if back is None else gradients(back, dummy, tangent)[0]
+    except NoDerivativeError:  # a function between them that cannot be differentiated twice: no product with a number
         return 0
     if moved is None:
         return 0
