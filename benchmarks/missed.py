@@ -119,7 +119,7 @@ def _chosen(model: nn.Module) -> list[str]:
 
 def _derivatives(model: nn.Module, names: Sequence[str], inputs: Any) -> Tensor:
     """Those of random sums of outputs in the weights: (sums, entries)."""
-    from hf_geosharp.symmetry.probe import Widened, double_by_default
+    from hf_geosharp.symmetry.trials.probe import Widened, double_by_default
 
     weights = dict(model.named_parameters())
     leaves = [weights[n] for n in names]

@@ -24,7 +24,7 @@ from hf_geosharp import demos, score
 from hf_geosharp.sharpness.result import SharpnessResult
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.inputs import synthetic
-from hf_geosharp.symmetry.probe import Widened
+from hf_geosharp.symmetry.trials.probe import Widened
 from tests.families import BY_NAME, FAMILIES, Family, batch_of, build, each_family
 from tests.sharpness.tiny import bert, bert_batches, randomise
 from tests.versions import TRANSFORMERS

@@ -11,66 +11,82 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# From the top to the bottom; packages stand for all that is in them.
-ORDER = (
-    "__init__", "cli", "metrics", "metric", "trainer", "report", "cards",
-    "charts", "comparison", "correlation", "members", "comparable", "checkpoints",
-    "heatmaps", "plots", "figures", "places", "inspection", "example_batches", "site_report", "scoring",
-    "tasks", "sharpness", "parallel", "launchers", "symmetry", "geometry",
-    "demos", "registration", "record", "wrappers", "evaluating", "carried", "atomic", "paths", "layers",
-    "untouched", "randomness", "arguments", "errors",
-)  # fmt: skip
+# From the top to the bottom; packages stand for all that is in them. What hf_geosharp holds, and its largest package.
+ORDERS = {
+    "hf_geosharp": (
+        "__init__", "cli", "metrics", "metric", "trainer", "report", "cards",
+        "charts", "comparison", "correlation", "members", "comparable", "checkpoints",
+        "heatmaps", "plots", "figures", "places", "inspection", "example_batches", "site_report", "scoring",
+        "tasks", "sharpness", "parallel", "launchers", "symmetry", "geometry",
+        "demos", "registration", "record", "wrappers", "evaluating", "carried", "atomic", "paths", "layers",
+        "untouched", "randomness", "arguments", "errors",
+    ),
+    "hf_geosharp.symmetry": (
+        "__init__", "find", "layouts", "verify", "health", "cache", "fingerprint",
+        "folding", "hidden", "attention", "trials", "tracing", "inputs", "grouped",
+        "map", "parameters", "partition", "linear", "scales", "fold", "pairs", "views", "groups", "base",
+    ),
+}  # fmt: skip
 
 
-def unit(path: str) -> str:
-    """The name of ORDER that a file belongs to; ``cli`` and ``metrics`` are installed as parts of hf_geosharp."""
-    return path.removeprefix("hf_geosharp/").split("/")[0].removesuffix(".py")
+def module(file: Path) -> str:
+    """The dotted name of a file; ``cli`` and ``metrics`` are installed as parts of hf_geosharp."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "hf_geosharp" else ("hf_geosharp", *parts))
 
 
-FILES = {
-    file: unit(file.relative_to(ROOT).as_posix())
+def unit(name: str, package: str) -> str:
+    """Which part of a package the dotted name of something in it belongs to."""
+    first = name.removeprefix(package).lstrip(".").split(".")[0]
+    return first if first in ORDERS[package] else "__init__"
+
+
+MODULES = {
+    module(file): file
     for folder in ("hf_geosharp", "cli", "metrics")
     for file in sorted((ROOT / folder).glob("**/*.py"))
 }
 
 
 def imported(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and unit of every import of this package, those inside functions and for type checkers included."""
+    """Line and dotted name of all that is imported, inside functions and for type checkers included."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            names = [f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names]
+            assert not node.level, f"{file}:{node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        for name in names:
-            assert not name.startswith("."), f"{file}:{node.lineno}: a relative import"
-            package, _, rest = f"{name}.".partition(".")
-            if package == "hf_geosharp":
-                below = rest.split(".")[0]
-                yield node.lineno, below if below in ORDER else "__init__"
+            yield from ((node.lineno, alias.name) for alias in node.names)
 
 
-def test_every_module_has_its_place() -> None:
-    assert set(FILES.values()) == set(ORDER)
-    assert len(ORDER) == len(set(ORDER))
+def within(package: str) -> dict[str, Path]:
+    """The modules of a package."""
+    return {name: file for name, file in MODULES.items() if f"{name}.".startswith(f"{package}.")}
 
 
-@pytest.mark.parametrize("name", ORDER)
-def test_imports_go_down_only(name: str) -> None:
-    place = ORDER.index(name)
+@pytest.mark.parametrize("package", ORDERS)
+def test_every_module_has_its_place(package: str) -> None:
+    there = {name.removeprefix(package).lstrip(".").split(".")[0] for name in within(package)}
+    assert there == set(ORDERS[package])
+    assert len(ORDERS[package]) == len(set(ORDERS[package]))
+
+
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package, order in ORDERS.items() for name in order])
+def test_imports_go_down_only(package: str, name: str) -> None:
+    order = ORDERS[package]
     up = [
         f"{file.relative_to(ROOT)}:{line} imports {other}"
-        for file, own in FILES.items()
-        if own == name
+        for own, file in within(package).items()
+        if unit(own, package) == name
         for line, other in imported(file)
-        if ORDER.index(other) < place
+        if f"{other}.".startswith(f"{package}.") and order.index(unit(other, package)) < order.index(name)
     ]
     assert not up, "\n".join(up)
 
 
-def test_contributing_has_the_same_order() -> None:
-    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Layers")[1].split("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+@pytest.mark.parametrize("package", ORDERS)
+def test_contributing_has_the_same_order(package: str) -> None:
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## Layers\n")[1].split("\n## ")[0]
+    table = section.split("### ")[list(ORDERS).index(package)]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)", "", row))]
-    assert tuple(map(unit, named)) == ORDER
+    assert tuple(name.removeprefix("hf_geosharp/").strip("/").removesuffix(".py") for name in named) == ORDERS[package]

@@ -16,10 +16,9 @@ from hf_geosharp.arguments import check, check_choice
 from hf_geosharp.carried import emptied
 from hf_geosharp.errors import UsageError, first_line, warn
 from hf_geosharp.randomness import the_same_drawn
-from hf_geosharp.symmetry import cache, probe
-from hf_geosharp.symmetry.added_means import added_means
-from hf_geosharp.symmetry.blocks import Analysis, analyse
-from hf_geosharp.symmetry.candidates import (
+from hf_geosharp.symmetry import cache
+from hf_geosharp.symmetry.attention.blocks import Analysis, analyse
+from hf_geosharp.symmetry.attention.candidates import (
     alike_blocks,
     betweens_of,
     bias_folds,
@@ -29,32 +28,34 @@ from hf_geosharp.symmetry.candidates import (
     of_another,
     pairs_of_blocks,
 )
-from hf_geosharp.symmetry.couplings import Couplings
-from hf_geosharp.symmetry.events import Trace
-from hf_geosharp.symmetry.exchange import exchanges, joins
-from hf_geosharp.symmetry.experts import unvisited
-from hf_geosharp.symmetry.features import Families
+from hf_geosharp.symmetry.attention.couplings import Couplings
+from hf_geosharp.symmetry.attention.exchange import exchanges, joins
+from hf_geosharp.symmetry.attention.head_means import head_means
+from hf_geosharp.symmetry.attention.sites import ONE_SIDED, Attention, attentions, common
 from hf_geosharp.symmetry.fold import Fold, Gain, KeyBias, Mean, ReadMean, ValueBias
-from hf_geosharp.symmetry.gains import gains
-from hf_geosharp.symmetry.head_means import head_means
+from hf_geosharp.symmetry.folding.added_means import added_means
+from hf_geosharp.symmetry.folding.gains import gains
+from hf_geosharp.symmetry.folding.layer_scales import layer_scales
+from hf_geosharp.symmetry.folding.read_means import read_means
+from hf_geosharp.symmetry.folding.stream_biases import stream_biases
+from hf_geosharp.symmetry.folding.written_means import written_means
+from hf_geosharp.symmetry.hidden.experts import unvisited
+from hf_geosharp.symmetry.hidden.units import units
 from hf_geosharp.symmetry.inputs import call, output_tensors, synthetic
-from hf_geosharp.symmetry.layer_scales import layer_scales
 from hf_geosharp.symmetry.layouts import Declared, Layout, declared, layouts_of, registered
 from hf_geosharp.symmetry.layouts.traced import disagreement
 from hf_geosharp.symmetry.map import SymmetryMap
-from hf_geosharp.symmetry.narrow import cuts
 from hf_geosharp.symmetry.pairs import Between, Pair
 from hf_geosharp.symmetry.parameters import canonical_names, widened
 from hf_geosharp.symmetry.partition import Partition
-from hf_geosharp.symmetry.probe import Trials
-from hf_geosharp.symmetry.read_means import read_means
 from hf_geosharp.symmetry.scales import Scale
-from hf_geosharp.symmetry.sites import ONE_SIDED, Attention, attentions, common
-from hf_geosharp.symmetry.stream_biases import stream_biases
-from hf_geosharp.symmetry.trace import differentiable, trace
-from hf_geosharp.symmetry.units import units
+from hf_geosharp.symmetry.tracing.events import Trace
+from hf_geosharp.symmetry.tracing.features import Families
+from hf_geosharp.symmetry.tracing.trace import differentiable, trace
+from hf_geosharp.symmetry.trials import probe
+from hf_geosharp.symmetry.trials.narrow import cuts
+from hf_geosharp.symmetry.trials.probe import Trials
 from hf_geosharp.symmetry.verify import Verified, verify
-from hf_geosharp.symmetry.written_means import written_means
 from hf_geosharp.wrappers import check_module, uncompiled
 
 _ALL = (
@@ -96,8 +97,9 @@ def find_symmetries(
 ) -> SymmetryMap:
     """Finds the continuous symmetries of a model: of attention, hidden units, experts and adapters, and their folds.
 
-    The projections are found in a traced forward pass (:mod:`hf_geosharp.symmetry.trace`); each group is the largest of
-    the templates that holds on a randomised local twin of the modules concerned. No claim rests on the name of a class.
+    The projections are found in a traced forward pass (:mod:`hf_geosharp.symmetry.tracing.trace`); each group is the
+    largest of the templates that holds on a randomised local twin of the modules concerned. No claim rests on the name
+    of a class.
     Run :func:`hf_geosharp.symmetry.verify.verify` to prove the map on the weights.
 
     Args:

@@ -20,7 +20,7 @@ from hf_geosharp.symmetry.inputs import LARGE, Recipe, call, output_tensors, rec
 from hf_geosharp.symmetry.map import Element, SymmetryMap, connected
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Copies, Saved, widened
-from hf_geosharp.symmetry.probe import OF_CONTROL, Widened, deviation, double_by_default
+from hf_geosharp.symmetry.trials.probe import OF_CONTROL, Widened, deviation, double_by_default
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 2e-3}
 """Largest relative change of the outputs that a true symmetry may show: rounding, by the dtype of the model.

@@ -23,7 +23,7 @@ from hf_geosharp.sharpness.jobs import Job, Outcome
 from hf_geosharp.sharpness.progress import Progress
 from hf_geosharp.sharpness.reproducibility import LEAST, compared, resolution, rounding_in
 from hf_geosharp.sharpness.result import BatchScore, unit_of
-from hf_geosharp.symmetry.probe import Widened
+from hf_geosharp.symmetry.trials.probe import Widened
 from tests.families import batch_of, build
 from tests.sharpness.tiny import adapter, bert, bert_batches, gpt2, gpt2_batches
 

@@ -15,7 +15,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from hf_geosharp.errors import InputsError, UsageError
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart, Geometry
-from hf_geosharp.symmetry import SymmetryMap, find_symmetries, probe
+from hf_geosharp.symmetry import SymmetryMap, find_symmetries
+from hf_geosharp.symmetry.trials import probe
 from hf_geosharp.symmetry.verify import verify
 from tests.families import (
     BY_NAME,

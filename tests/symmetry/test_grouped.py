@@ -10,7 +10,7 @@ from hf_geosharp import score
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import call, synthetic
-from hf_geosharp.symmetry.probe import Widened
+from hf_geosharp.symmetry.trials.probe import Widened
 from hf_geosharp.symmetry.verify import verify
 
 pytestmark = pytest.mark.skipif(not GROUPED, reason="this torch has no grouped products")

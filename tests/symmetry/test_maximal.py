@@ -24,7 +24,7 @@ from benchmarks import tiny
 from hf_geosharp.symmetry import SymmetryMap, find_symmetries
 from hf_geosharp.symmetry.fold import Mean
 from hf_geosharp.symmetry.inputs import synthetic
-from hf_geosharp.symmetry.probe import Widened, double_by_default
+from hf_geosharp.symmetry.trials.probe import Widened, double_by_default
 
 HEAD = 8
 TOKENS = 47

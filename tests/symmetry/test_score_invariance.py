@@ -14,10 +14,10 @@ from benchmarks import tiny
 from hf_geosharp import score
 from hf_geosharp.symmetry.find import find_symmetries
 from hf_geosharp.symmetry.inputs import output_tensors, synthetic
-from hf_geosharp.symmetry.probe import Widened
+from hf_geosharp.symmetry.trials.probe import Widened
+from tests.symmetry.attention.test_sites import SITES
 from tests.symmetry.handmade import Absorbed, Differential, Joint, Normed, Residual, SubNormed, half, inputs
 from tests.symmetry.table import TABLE, Row, unknown
-from tests.symmetry.test_sites import SITES
 
 
 @pytest.fixture(autouse=True)

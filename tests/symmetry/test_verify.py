@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hf_geosharp.symmetry import Pair, SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.fold import Gain, KeyBias, Mean, Reader, ReadMean
 from hf_geosharp.symmetry.groups import Group
-from hf_geosharp.symmetry.probe import OF_CONTROL
+from hf_geosharp.symmetry.trials.probe import OF_CONTROL
 from hf_geosharp.symmetry.verify import TOLERANCE, Claim, example_batches, verify
 from hf_geosharp.symmetry.views import parse
 from tests.families import BY_NAME, WIDTH, Family, batch_of, build, each_family, identical, state

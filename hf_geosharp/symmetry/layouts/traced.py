@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 
-from hf_geosharp.symmetry.couplings import Couplings
-from hf_geosharp.symmetry.features import Families, Node
+from hf_geosharp.symmetry.attention.couplings import Couplings
 from hf_geosharp.symmetry.pairs import Pair
+from hf_geosharp.symmetry.tracing.features import Families, Node
 from hf_geosharp.symmetry.views import View
 
 SIDES = "gh"

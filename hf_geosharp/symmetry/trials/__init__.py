@@ -1,0 +1,1 @@
+"""Modules tried by themselves: copies in double precision, narrowed, with random weights, moved and run again."""
