@@ -22,9 +22,9 @@ ORDERS = {
         "untouched", "randomness", "arguments", "errors",
     ),
     "hf_geosharp.symmetry": (
-        "__init__", "find", "layouts", "verify", "health", "cache", "fingerprint",
+        "__init__", "find", "overlooked", "layouts", "verify", "health", "cache", "fingerprint",
         "folding", "hidden", "attention", "trials", "tracing", "inputs", "grouped",
-        "map", "parameters", "partition", "linear", "scales", "fold", "pairs", "views", "groups", "base",
+        "map", "parameters", "partition", "linear", "names", "scales", "fold", "pairs", "views", "groups", "base",
     ),
 }  # fmt: skip
 

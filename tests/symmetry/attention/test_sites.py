@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations, prune
 
 from hf_geosharp.symmetry import SymmetryMap, View, find_symmetries
 from hf_geosharp.symmetry.attention.feature_views import _nested, _regular
-from hf_geosharp.symmetry.find import HIDDEN
+from hf_geosharp.symmetry.overlooked import HIDDEN
 from hf_geosharp.symmetry.verify import verify
 from tests.families import randomise
 from tests.symmetry.handmade import (
