@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.tracing.events import Convolution, Linear, Open, Product, Softmax, Trace
 from hf_geosharp.symmetry.tracing.graph import nodes_behind
+from hf_geosharp.symmetry.tracing.graphless import switches_off
 from hf_geosharp.symmetry.tracing.logits import Logits
 from hf_geosharp.symmetry.tracing.opened import open_attention, plain_attention
 from hf_geosharp.symmetry.tracing.rows import COPIES, FINITE, LIKE, keeps_apart
@@ -71,11 +72,16 @@ def _is_common(x: Any) -> bool:
 class Cutter(TorchFunctionMode):
     """Replaces linear maps and softmaxes by leaves, and notes them."""
 
-    def __init__(self, trace: Trace, weights: Weights, maps: Container[int] = ()) -> None:
-        """``maps`` are the numbers of those products with parameters that are linear maps, of which it was open."""
+    def __init__(self, trace: Trace, weights: Weights, maps: Container[int] = (), graph: bool = False) -> None:
+        """``maps`` are the numbers of those products with parameters that are linear maps, of which it was open.
+
+        With ``graph`` nothing switches the graph off.
+        """
         super().__init__()
-        self.trace, self._weights, self._maps = trace, weights, maps
+        self.trace, self._weights, self._maps, self._graph = trace, weights, maps, graph
         self.scope: list[str] = []
+        self.functions: list[type[torch.autograd.Function]] = []
+        """Functions with a backward pass of their own that are running, the innermost last."""
         self.alive: list[Tensor] = []  # storage that is alive cannot be used again under the same address
         self._generator = torch.Generator().manual_seed(0)
         self._logits = Logits(trace)
@@ -93,6 +99,8 @@ class Cutter(TorchFunctionMode):
     ) -> Any:
         """Cuts what is to be cut; everything else runs as it is."""
         kwargs = kwargs or {}
+        if self._graph and switches_off(func, args):
+            return None
         handed_on = func in COPIES or func in _HANDED_ON
         if not handed_on and getattr(func, "__name__", "") != "__get__":  # a shape or a type is no number
             self.trace.read((*args, *kwargs.values()))
@@ -521,10 +529,21 @@ class Cutter(TorchFunctionMode):
             self.trace.products.setdefault(self.scope[-1])
 
     def _unseen(self, args: Any) -> None:
-        """Names a module that multiplies something without a graph, next to linear maps that run without one too."""
-        near = set(self.scope[-2:])
-        if near & self._without_graph and not any(isinstance(x, Tensor) and self._weights.owned(x) for x in args):
+        """Names a module that multiplies something without a graph, next to linear maps that run without one too.
+
+        Or that multiplies what has a graph, in a function of its own.
+        """
+        operands = [x for x in args if isinstance(x, Tensor)]
+        near = self._without_graph.intersection(self.scope[-2:])
+        meet = bool(self.functions) and len(operands) > 1 and all(x.requires_grad and x.ndim > 2 for x in operands)
+        if (near or meet) and not any(self._weights.owned(x) for x in operands):
+            self._hide()
+
+    def _hide(self) -> None:
+        """Names the module that runs, and the functions of their own in which it does."""
+        if self.scope:
             self.trace.hidden.setdefault(self.scope[-1])
+            self.trace.functions.update(self.functions)
 
     def _weighing(self, args: Any) -> None:
         """Notes the softmaxes whose weights, all at once, are multiplied with something that is computed."""
@@ -555,8 +574,7 @@ class Cutter(TorchFunctionMode):
         if not isinstance(input, Tensor) or input.ndim < 3:
             return None
         if not input.requires_grad or not torch.is_grad_enabled():
-            if self.scope:
-                self.trace.hidden.setdefault(self.scope[-1])
+            self._hide()
             return None
         dim = kwargs.get("dim", args[0] if args else None)
         if not isinstance(dim, int):

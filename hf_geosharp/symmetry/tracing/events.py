@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from torch.autograd import Function
 
 from hf_geosharp.symmetry.tracing.graph import Behind, leaf_at
 from hf_geosharp.symmetry.tracing.recorded import Call
@@ -131,6 +132,8 @@ class Trace:
     """Differences of what is computed from what it is compared with: their signs decide something."""
     hidden: dict[str, None] = field(default_factory=dict)
     """Modules with a softmax or a product without derivatives: in a function of its own, or under no_grad."""
+    functions: set[type[Function]] = field(default_factory=set)
+    """The functions with a backward pass of their own in which those were."""
     scripted: dict[str, None] = field(default_factory=dict)
     """Modules with parameters that are compiled to TorchScript: nothing of what they do is seen."""
     products: dict[str, None] = field(default_factory=dict)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from hf_geosharp.carried import Carried
 from hf_geosharp.evaluating import evaluating, no_fast_path
@@ -21,6 +23,7 @@ from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.tracing.ambiguous import maps_among
 from hf_geosharp.symmetry.tracing.cutter import Cutter
 from hf_geosharp.symmetry.tracing.events import Trace
+from hf_geosharp.symmetry.tracing.graphless import functions
 from hf_geosharp.symmetry.tracing.recorded import Call, detached
 from hf_geosharp.symmetry.tracing.weights import Weights
 
@@ -56,13 +59,38 @@ def trace(model: nn.Module, batch: Mapping[str, Any]) -> Trace:
         Exception: what the model raises on this batch.
     """
     with torch.inference_mode(False):
-        first = _trace(model, batch)
+        first, how = _trace(model, batch), _Graph()
+        if first.hidden:
+            first, how = _with_graph(model, batch, first)
         with torch.enable_grad():
             maps = maps_among(first)
-        return _trace(model, batch, maps) if maps else first
+        return _trace(model, batch, maps, how) if maps else first
 
 
-def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = ()) -> Trace:
+@dataclass(frozen=True)
+class _Graph:
+    """What runs with a graph although it is written to run without: all that is switched off, and some functions."""
+
+    always: bool = False
+    functions: frozenset[type[Function]] = frozenset()
+
+
+def _with_graph(model: nn.Module, batch: Mapping[str, Any], first: Trace) -> tuple[Trace, _Graph]:
+    """The trace of a model in which less is hidden, if there is one, and how it was made."""
+    # One function may call another, which shows when the outer one has been opened.
+    how, best = _Graph(), (first, _Graph())
+    while first.hidden and (not how.always or not first.functions <= how.functions):
+        how = _Graph(True, how.functions | first.functions)
+        try:
+            first = _trace(model, batch, graph=how)
+        except Exception:
+            break  # code that writes into parameters, say, as one may where there is no graph
+        if len(first.hidden) < len(best[0].hidden):
+            best = first, how
+    return best
+
+
+def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = (), graph: _Graph = _Graph()) -> Trace:
     result = Trace()
     names: dict[int, list[tuple[str, Tensor]]] = {}
     for name, p in model.named_parameters():
@@ -75,13 +103,14 @@ def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = ()
         if own is not None and own[1] is not None and sum(p is not None for p in module._parameters.values()) == 2:
             gain, bias = (result.parameters.get(id(p), "") for p in own)
             result.biases[gain] = bias
-    cutter = Cutter(result, Weights(names), maps)
+    cutter = Cutter(result, Weights(names), maps, graph.always)
     # Tensors of inference mode cannot take part in a graph.
     batch = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
     with ExitStack() as stack:
         for context in (differentiable(model), Carried(model).aside(), _scoped(model, cutter, result), no_fast_path()):
             stack.enter_context(context)
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(functions(cutter.functions, graph.functions))
         stack.enter_context(cutter)
         outputs = call(model, batch)
     result.ends = output_tensors(outputs)

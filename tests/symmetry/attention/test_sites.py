@@ -1388,16 +1388,79 @@ def _recurrent(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tens
     return joined(torch.stack(mixed, dim=2))
 
 
+class Weighted(torch.autograd.Function):
+    """Attention without a softmax, whose forward pass keeps nothing itself."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.sigmoid(q @ k.mT) @ v
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class Around(torch.autograd.Function):
+    """A function that runs another one, and marks what it can."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable()
+        assert len(ctx.needs_input_grad) == 3
+        return Whole.apply(q, k, v)  # type: ignore[no-any-return]
+
+
+class Counting(torch.autograd.Function):
+    """Attention that counts its runs in a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, count: Tensor) -> Tensor:
+        count.add_(1)
+        return torch.softmax(q @ k.mT, -1) @ v
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, grad, grad, None
+
+
+def _counting(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if not hasattr(m, "count"):
+        m.count = nn.Parameter(torch.zeros(1, dtype=x.dtype))
+    return joined(Counting.apply(q, k, v, m.count))
+
+
+GRAPHLESS: dict[str, Callable[[], nn.Module]] = {
+    "written out without gradients": Reversible,
+    "without gradients": of(
+        lambda m, x, q, k, v: joined(torch.no_grad()(nn.functional.scaled_dot_product_attention)(q, k, v))
+    ),
+    "a function of its own": of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))),
+    "one that keeps nothing itself": of(lambda m, x, q, k, v: joined(Weighted.apply(q, k, v))),
+    "one in another": of(lambda m, x, q, k, v: joined(Around.apply(q, k, v))),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHLESS)
+def test_what_runs_without_a_graph_is_run_with_one(name: str) -> None:
+    apply = torch.autograd.Function.__dict__["apply"]
+    model = Residual(nn.Identity(), GRAPHLESS[name]())
+    found = find_symmetries(model, inputs())
+    assert groups(found, "qk") == groups(found, "vo") == {f"GL({HEAD})": 4}
+    assert not found.unrecognised
+    assert verify(model, found, [inputs(1)], each=True).map == found
+    assert torch.autograd.Function.__dict__["apply"] is apply
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (Reversible, HIDDEN),
-        (Gate, "its weights come from one side, no query meets a key"),
-        (of(lambda m, x, q, k, v: joined(Whole.apply(q, k, v))), HIDDEN),
+        (of(_counting), HIDDEN),
         (
-            of(lambda m, x, q, k, v: joined(torch.no_grad()(nn.functional.scaled_dot_product_attention)(q, k, v))),
+            of(lambda m, x, q, k, v: joined(torch.inference_mode()(torch.softmax)(q @ k.mT, -1).clone() @ v)),
             HIDDEN,
         ),
+        (Gate, "its weights come from one side, no query meets a key"),
         (
             of(lambda m, x, q, k, v: joined(torch.tanh(q @ (k.mT @ v)))),
             "multiplies what its linear maps write without a softmax",
@@ -1405,8 +1468,7 @@ def _recurrent(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tens
         (of(_recurrent), "multiplies what its linear maps write without a softmax"),
     ],
     ids=[
-        "written out without gradients", "a gate", "a function of its own", "without gradients", "without a softmax",
-        "a state, token by token",
+        "what cannot run with a graph", "in inference mode", "a gate", "without a softmax", "a state, token by token",
     ],
 )  # fmt: skip
 def test_what_looks_like_attention_and_is_not_understood_is_named(module: Callable[[], nn.Module], reason: str) -> None:
