@@ -12,6 +12,7 @@ import re
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,21 @@ def account(symmetries: Any, attentions: list[str]) -> Record:
         if side in modules:
             modules[side] |= {a for a in attentions if _same_place(a, p)}
     have = {k: len(v) for k, v in modules.items()}
-    if not attentions:
-        status = "no attention"
-    elif all(n == len(attentions) for n in have.values()):
-        status = "found"
-    else:
-        status = "partly" if any(have.values()) else "nothing"
+    status = status_of(len(attentions), have, groups, symmetries.unrecognised)
     return {"status": status, "dimensions": dict(dimensions), "groups": groups, "with": have}
+
+
+def status_of(attentions: int, have: Mapping[str, int], groups: Mapping[str, Any], unrecognised: Sequence[str]) -> str:
+    """How much was found, by the number of attention modules and of those with each side of one."""
+    if attentions:
+        whole = all(n == attentions for n in have.values())
+        return "found" if whole else "partly" if any(have.values()) else "nothing"
+    # No module runs a softmax that its hooks see: attention has none, or is in a function of its own.
+    sides = {kind.split("_")[0] for kind in groups} & {"qk", "vo"}
+    open_ = any(re.search(r"\.(qk|vo): ", text) for text in unrecognised)
+    if not sides:
+        return "nothing" if open_ else "no attention"
+    return "partly" if open_ or len(sides) < 2 else "found"
 
 
 def _same_place(attention: str, pair: Any) -> bool:

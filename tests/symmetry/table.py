@@ -181,6 +181,13 @@ TABLE: tuple[Row, ...] = (
     Row("swin", *2 * (2 * HEADS * (8**2 + 16**2),)),
     # Cosines: rotations, and a scale of the queries and one of the keys.
     Row("swinv2", 2 * HEADS * sum(h * (h - 1) // 2 + 2 for h in (8, 16)), 2 * HEADS * (8**2 + 16**2)),
+    # Cosines without a softmax, in a function with a backward pass of its own; what is mixed is divided by its length.
+    Row("yoso", LAYERS * HEADS * (ORTHOGONAL + 2), LAYERS * HEADS * (ORTHOGONAL + 1)),
+    # All without a graph. Keys that are the queries, sorted by random planes: no element for those.
+    Row("reformer", HEADS * GENERAL, LAYERS * HEADS * GENERAL),
+    # One layer of attention beside one with a state; the angles of half of each head, or none.
+    *(Row(t, KEYS * GENERAL, KEYS * GENERAL) for t in ("jamba", "granitemoehybrid")),
+    *(Row(t, KEYS * partly_rotary(HEAD // 2), KEYS * GENERAL) for t in ("bamba", "recurrent_gemma")),
     # Four stages of two layers with 1, 2, 4, 4 heads on a width of 32.
     *(Row(t, *2 * (2 * (32**2 + 2 * 16**2 + 2 * 4 * 8**2),)) for t in ("segformer", "pvt_v2")),
     # Stages of one, two and three layers with 1, 4, 4 heads.
