@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.carried import Carried
-from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.errors import ModelError, UsageError, first_line
 from hf_geosharp.parallel import World
 from hf_geosharp.randomness import same_random_numbers
 from hf_geosharp.sharpness.ascent import Wanted, is_wanted
@@ -314,7 +314,7 @@ class Objective:
         self.backwards += wanted
         if wanted:
             # Where memory runs out here, the loss stands.
-            while graphs and not self._fits(graphs.pop().backward):
+            while graphs and not self._fits(partial(_backward, graphs.pop())):
                 while not self._fits(forward):
                     pass
         elif gradient:
@@ -387,7 +387,7 @@ class Objective:
                 if alone:
                     graphs.append(scaled)
                 else:
-                    scaled.backward()
+                    _backward(scaled)
 
     def _mean_loss(self, piece: Batch, *, compiled: bool = True) -> Tensor:
         # What a pass has left was computed at other weights, and a backward pass has freed its graph.
@@ -441,6 +441,24 @@ class Objective:
                 p.grad = torch.zeros_like(p)
             found.append(p.grad)
         return found
+
+
+def _backward(loss: Tensor) -> None:
+    """The backward pass.
+
+    Raises:
+        ModelError: code of the model's own refuses it.
+        RuntimeError: as torch raises it, where memory runs out for one.
+    """
+    try:
+        loss.backward()
+    except Exception as error:
+        if isinstance(error, (RuntimeError, MemoryError)) and not isinstance(error, NotImplementedError):
+            raise
+        raise ModelError(
+            f"the model's backward pass fails, and a worst case needs one ({type(error).__name__}: "
+            f"{first_line(error)}); the model is in evaluation mode, for which some code has none"
+        ) from error
 
 
 def is_single(value: float) -> bool:

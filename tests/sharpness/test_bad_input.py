@@ -264,6 +264,41 @@ def test_parameters_that_the_loss_depends_on_without_a_gradient_are_told(how: st
     assert sum("in which it has no gradient" in text for text in result.warnings) == 1
 
 
+class Refusing(torch.autograd.Function):
+    """What has a backward pass in training alone, or none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise AssertionError("use model.train()")
+
+
+class Without(Refusing):
+    """None at all."""
+
+    backward = torch.autograd.Function.backward
+
+
+@pytest.mark.parametrize(("function", "reason"), [(Refusing, r"use model.train\(\)"), (Without, "must implement")])
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_backward_pass_that_is_refused_is_told_in_words(
+    function: type[torch.autograd.Function], reason: str, micro_batch: int | None
+) -> None:
+    class Model(Detached):
+        def forward(self, x: Tensor, labels: Tensor) -> SimpleNamespace:
+            return super().forward(function.apply(x * self.spare.weight[0]), labels)  # type: ignore[no-any-return]
+
+    model = Model("all")
+    before = Snapshot(model)
+    batch = {"x": torch.ones(8, 4), "labels": torch.arange(8) % 3}
+    with pytest.raises(ModelError, match=rf"backward pass fails.*{reason}"):
+        score(model, [batch], metric="adaptive", steps=2, micro_batch=micro_batch)
+    before.check()
+
+
 def test_what_is_tried_without_a_gradient_is_put_back_at_once() -> None:
     model, tried, said = Detached("detach"), [], list[str]()
     with borrow(model) as borrowed:
