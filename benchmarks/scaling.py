@@ -35,7 +35,7 @@ from hf_geosharp.sharpness.settings import Settings
 
 DEMO = "vader-bert"
 FULL = (64, 16, 40, 3)
-QUICK = (8, 2, 4, 1)
+QUICK = (4, 1, 2, 1)
 """Samples a batch, batches, passes of the model alone, repeats."""
 
 PATIENCE = 6 * 3600.0

@@ -152,7 +152,7 @@ class Proof:
             return Verified(found, None, None)
         # In double precision every kind is measured by itself: no claim can hide behind another's control.
         wide = all(p.dtype == torch.float64 for p in model.parameters() if p.is_floating_point())
-        return verify(model, found, examples, seed=self.settings.seed, each=wide, spread=spread)
+        return verify(model, found, examples, seed=self.settings.seed, each=wide, apart=False, spread=spread)
 
     def _examples(self, device: torch.device) -> list[dict[str, Any]]:
         """Inputs out of the data: the first samples and the last ones, or all of the first batch if it has no parts.

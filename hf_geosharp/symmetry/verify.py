@@ -67,6 +67,7 @@ def verify(
     seed: int = 0,
     condition: float = 10.0,
     each: bool = False,
+    apart: bool = True,
     enough: float | None = None,
     spread: Spread | None = None,
 ) -> Verified:
@@ -86,8 +87,9 @@ def verify(
         batches: inputs to compare outputs on; two made-up ones of different length if None.
         seed, condition: of the random element.
         each: measure each kind of symmetry by itself too, with more controls (wrong pairing, groups that are not
-            tied), and tell dead ones. On large models what all of them did together is each one's deviation too,
-            and the controls are measured on the shortest batch.
+            tied), and tell dead ones.
+        apart: with ``each``, move each kind by itself too. If not, and on large models, what all of them did together
+            is the deviation of each kind whose own controls it passes, and those are measured on the shortest batch.
         enough: all together moving the outputs by no more than this is proof without a control.
         spread: runs measurements that do not depend on each other, where several processes share them.
     """
@@ -103,7 +105,7 @@ def verify(
         ]
         element = symmetries.random_element(model, seed, condition)
         with _trial(model, symmetries, batches, element, spread or _one_by_one) as trial:
-            return _verified(trial, symmetries, each, enough)
+            return _verified(trial, symmetries, each, enough, apart and not trial.large)
 
 
 def example_batches(model: nn.Module, symmetries: SymmetryMap, known: Recipe | None = None) -> list[Mapping[str, Any]]:
@@ -126,7 +128,9 @@ def _parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float | None) -> Verified:
+def _verified(
+    trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float | None, apart: bool
+) -> Verified:  # fmt: skip
     names = [s.name for s in symmetries.symmetries]
     # Controls of all at once are not always wanted.
     acts = [_APPLY] if enough is not None or (each and trial.large) else [_APPLY, _BREAK]
@@ -135,7 +139,7 @@ def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float 
         return Verified(symmetries, together, None)
     if each and trial.large and together < trial.tolerance:
         # Every kind has controls of its own.
-        claims = {c.name: c for c in trial.by_kind(symmetries, together)}
+        claims = {c.name: c for c in trial.by_kind(symmetries, together, apart)}
         control = min((c.control for c in claims.values() if c.status == "holds" and c.control), default=None)
         return Verified(symmetries.without(_refuted(claims)), together, control, tuple(claims[n] for n in names))
     passed = trial.search(names, together, *controls)
@@ -155,7 +159,7 @@ def _verified(trial: _Trial, symmetries: SymmetryMap, each: bool, enough: float 
             )  # fmt: skip
         claims |= {n: Claim(n, moved, control, "holds") for n in left}
     if each:
-        measured = {c.name: c for c in trial.by_kind(remaining, moved)}
+        measured = {c.name: c for c in trial.by_kind(remaining, moved, apart)}
         claims |= measured
         remaining = remaining.without(_refuted(measured))
     return Verified(remaining, moved, control, tuple(claims[n] for n in names))
@@ -286,36 +290,50 @@ class _Trial:
         self.search(names[middle:])
         return None
 
-    def by_kind(self, symmetries: SymmetryMap, together: float | None) -> Iterator[Claim]:
+    def by_kind(self, symmetries: SymmetryMap, together: float | None, apart: bool) -> Iterator[Claim]:
         """The claims of each kind, against every control they have.
 
-        Each by itself; in a large model, where a pass takes long, what all of them did ``together`` is each one's
-        deviation too, unless it is too much for this kind's control.
+        Each by itself; or, not ``apart``, what all of them did ``together`` is each one's deviation too, unless it is
+        too much for this kind's control.
         """
         kinds: dict[object, list[Symmetry]] = {}
         for s in symmetries.symmetries:
             kinds.setdefault((s.kind, s.group if isinstance(s, Pair) else None), []).append(s)
-        broken = [self._controls(members) for members in kinds.values()]
-        measured = iter(self.spread([measure for controls in broken for measure in controls]))
-        least = [min(next(measured) for _ in controls) for controls in broken]
-        enough = [self.large and together is not None and c >= DEAD and self.passes(together, c) for c in least]
-        alone = [members for members, known in zip(kinds.values(), enough, strict=True) if not known]
+        claims = list(kinds.values())
+        least = self._least(claims, short=not apart)
+        shared = not apart and together is not None
+
+        def enough(control: float) -> bool:
+            return shared and together is not None and control >= DEAD and self.passes(together, control)
+
+        if not self.large and shared:
+            # What does not show on the shortest batch may do so on another.
+            open_ = [i for i, control in enumerate(least) if not enough(control)]
+            for i, control in zip(open_, self._least([claims[i] for i in open_]), strict=True):
+                least[i] = control
+        alone = [members for members, control in zip(claims, least, strict=True) if not enough(control)]
         moves = iter(self.spread([partial(self.moved, [s.name for s in members], _APPLY) for members in alone]))
-        for members, control, known in zip(kinds.values(), least, enough, strict=True):
-            moved = together if known and together is not None else next(moves)
+        for members, control in zip(claims, least, strict=True):
+            moved = together if enough(control) and together is not None else next(moves)
             for s in members:
                 if control < DEAD and moved < DEAD:
                     yield Claim(s.name, moved, control, "dead")
                 else:
                     yield Claim(s.name, moved, control, "holds" if self.passes(moved, control) else "failed")
 
-    def _controls(self, members: Sequence[Symmetry]) -> list[Callable[[], float]]:
+    def _least(self, kinds: Sequence[Sequence[Symmetry]], *, short: bool = False) -> list[float]:
+        """The least that a control of each kind moves the outputs by, on all batches or the shortest."""
+        broken = [self._controls(members, short) for members in kinds]
+        measured = iter(self.spread([measure for controls in broken for measure in controls]))
+        return [min(next(measured) for _ in controls) for controls in broken]
+
+    def _controls(self, members: Sequence[Symmetry], short: bool) -> list[Callable[[], float]]:
         """The measurements that break symmetries of one kind, each in its way."""
-        found = [partial(self.moved, [s.name for s in members], _BREAK, short=self.large)]
+        found = [partial(self.moved, [s.name for s in members], _BREAK, short=short)]
         for way in ("wrong_pairing", "untied"):
             able = [s.name for s in members if isinstance(s, Pair) and getattr(s, f"has_{way}")]
             if able:
-                found.append(partial(self.moved, able, operator.attrgetter(way), short=self.large))
+                found.append(partial(self.moved, able, operator.attrgetter(way), short=short))
         return [*found]
 
 

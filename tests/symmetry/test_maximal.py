@@ -149,7 +149,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "glm4_moe": {**SMALL, "moe_intermediate_size": 8},
     "dinov2": {"hidden_size": 16, "num_hidden_layers": 1, "mlp_ratio": 1},
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_inner": 12},
-    "mixtral": SMALL,
+    "mixtral": {**SMALL, "intermediate_size": 6},
     "cohere": {**SMALL, "use_qk_norm": True},
 }
 """Families and their sizes: rotary embeddings and grouped queries, plain attention, experts, layer scales, means."""

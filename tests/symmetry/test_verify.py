@@ -249,6 +249,9 @@ def moved(model: nn.Module, pair: Pair, how: str) -> float:
 @pytest.mark.parametrize("claim", FALSE_ON_LLAMA.values(), ids=FALSE_ON_LLAMA.keys())
 def test_a_false_claim_fails_and_is_named_among_claims_too(claim: Pair) -> None:
     model, batch, true = build("llama"), batch_of("llama"), true_map("llama")
+    for apart in (True, False):
+        shared = verify(model, replace(true, pairs=(*true.pairs, claim)), [batch], each=True, apart=apart)
+        assert [c.status for c in shared.claims if c.name == FALSE] == ["failed"]
     proof = verify(model, replace(true, pairs=(*true.pairs, claim)), [batch], each=True)
     statuses = {c.name: c.status for c in proof.claims}
     assert statuses.pop(FALSE) == "failed"
@@ -287,19 +290,22 @@ def test_a_false_claim_on_queries_that_hardly_matter_does_not_hide_behind_the_co
     )
     claim = Pair(FALSE, "qk", "attention", Group(HEAD), g, h)
     false = replace(true, pairs=tuple(claim if p.kind == "qk" else p for p in true.pairs))
-    assert FALSE not in {p.name for p in verify(model, false, [batch], each=True).map.pairs}
+    for apart in (True, False):
+        proof = verify(model, false, [batch], each=True, apart=apart)
+        assert FALSE not in {p.name for p in proof.map.pairs}
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize(
     ("projection", "names"), [("k_proj", {"attention.qk"}), ("v_proj", {"attention.qk", "attention.vo"})]
 )
-def test_a_pair_that_reaches_no_output_is_dead_not_verified(projection: str, names: set[str]) -> None:
+def test_a_pair_that_reaches_no_output_is_dead_not_verified(projection: str, names: set[str], apart: bool) -> None:
     """With keys of zero all attention is even; with values of zero nothing is attended to."""
     model = Model(bias=False)
     found = find_symmetries(model, inputs(), preset="paper")
     with torch.no_grad():
         getattr(model.attention, projection).weight.zero_()
-    proof = verify(model, found, [inputs(), inputs(1)], each=True)
+    proof = verify(model, found, [inputs(), inputs(1)], each=True, apart=apart)
     assert {c.name for c in proof.claims if c.status == "dead"} == names
     assert {d.split(":")[0] for d in proof.map.dropped if ": dead" in d} == names
     assert names.isdisjoint(p.name for p in proof.map.pairs)
@@ -471,6 +477,33 @@ def test_large_models_are_proved_with_fewer_passes_and_the_same_outcome(name: st
     assert {c.deviation for c in proof.claims} == {proof.deviation}
     assert proof.control == min(c.control for c in proof.claims if c.control is not None) > 0.01
     assert not proof.map.dropped
+
+
+@each_family
+def test_kinds_that_are_not_moved_apart_have_controls_of_their_own_in_fewer_passes(family: Family) -> None:
+    model, found = build(family.name), true_map(family.name)
+    passes = [0]
+    model.register_forward_pre_hook(lambda *_: passes.__setitem__(-1, passes[-1] + 1))
+    proofs = []
+    for apart in (True, False):
+        passes.append(0)
+        proofs.append(verify(model, found, each=True, apart=apart))
+    assert {c.status for proof in proofs for c in proof.claims} == {"holds"}
+    assert proofs[0].map == proofs[1].map == found
+    assert {c.deviation for c in proofs[1].claims} == {proofs[1].deviation}
+    # On the shortest batch alone a control may move the outputs by less, not by nothing.
+    assert all((c.control or 0.0) > 0.01 for c in proofs[1].claims)
+    assert passes[2] < 0.6 * passes[1]
+
+
+def test_a_control_that_the_shortest_batch_does_not_show_is_measured_on_the_others() -> None:
+    """One token attends to itself, whatever queries and keys are."""
+    model = Model("half")
+    found = find_symmetries(model, inputs())
+    short = {"x": inputs(1)["x"][:1, :1]}
+    proof = verify(model, found, [inputs(), short], each=True, apart=False)
+    assert {c.status for c in proof.claims} == {"holds"}
+    assert proof.map == found
 
 
 @pytest.mark.usefixtures("every_model_is_large")

@@ -23,7 +23,7 @@ from hf_geosharp.carried import Carried
 from hf_geosharp.errors import first_line
 from hf_geosharp.randomness import the_same_drawn
 from hf_geosharp.symmetry.base import Symmetry
-from hf_geosharp.symmetry.grouped import written_out
+from hf_geosharp.symmetry.grouped import GROUPED, written_out
 from hf_geosharp.symmetry.inputs import output_tensors
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.parameters import Copies
@@ -58,7 +58,10 @@ DIFFERENTIATED = 1 << 26
 RETRIES = 2
 """On how many modules that are alike a claim is tried before it is given up for all of them."""
 
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_WIDE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64)
+"""The dtype that takes the place of each narrow one."""
+
+_CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
 
 
 class Widened(TorchFunctionMode):
@@ -68,12 +71,15 @@ class Widened(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         """Replaces narrow dtypes among the arguments."""
-        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
-            func = torch.Tensor.double
-        args = tuple(torch.float64 if any(a is d for d in _NARROW) else a for a in args)
-        kwargs = {k: torch.float64 if any(v is d for d in _NARROW) else v for k, v in (kwargs or {}).items()}
-        product = written_out(func, args, kwargs)
-        return func(*args, **kwargs) if product is None else product
+        # Every call of a pass comes by here.
+        if func in _CASTS:
+            func = Tensor.double
+        if torch.dtype in map(type, args):
+            args = tuple(_WIDE.get(a, a) if type(a) is torch.dtype else a for a in args)
+        if kwargs and torch.dtype in map(type, kwargs.values()):
+            kwargs = {k: _WIDE.get(v, v) if type(v) is torch.dtype else v for k, v in kwargs.items()}
+        product = written_out(func, args, kwargs or {}) if func in GROUPED else None
+        return func(*args, **(kwargs or {})) if product is None else product
 
 
 @contextmanager
