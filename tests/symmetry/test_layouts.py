@@ -51,12 +51,24 @@ def _registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_registered", [])
 
 
+class Closed(torch.autograd.Function):
+    """Attention whose workings do not show, for it runs without a graph alone."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("this has no graph")
+        return Whole.forward(ctx, q, k, v)
+
+    backward = Whole.backward
+
+
 def hidden(rotary: Act | None = None, key_heads: int = 4) -> nn.Module:
     """Attention in a function of its own, into which a trace does not see."""
 
     def core(m: Projected, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = (q, k) if rotary is None else (rotary(q), rotary(k))
-        return joined(Whole.apply(q / HEAD**0.5, repeated(m, k), repeated(m, v)))
+        return joined(Closed.apply(q / HEAD**0.5, repeated(m, k), repeated(m, v)))
 
     return Residual(Projected(core, key_heads=key_heads))
 
@@ -70,7 +82,7 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         v, k, q = split(self.vkq(x), 4).chunk(3, dim=-1)
-        return self.out(joined(Whole.apply(q, k, v)))  # type: ignore[no-any-return]
+        return self.out(joined(Closed.apply(q, k, v)))  # type: ignore[no-any-return]
 
 
 def made(**changes: Any) -> Layout:

@@ -22,7 +22,7 @@ from hf_geosharp.evaluating import evaluating, no_fast_path
 from hf_geosharp.symmetry.inputs import call, output_tensors
 from hf_geosharp.symmetry.tracing.ambiguous import maps_among
 from hf_geosharp.symmetry.tracing.cutter import Cutter
-from hf_geosharp.symmetry.tracing.events import Trace
+from hf_geosharp.symmetry.tracing.events import Linear, Trace
 from hf_geosharp.symmetry.tracing.graphless import functions
 from hf_geosharp.symmetry.tracing.recorded import Call, detached
 from hf_geosharp.symmetry.tracing.weights import Weights
@@ -78,16 +78,32 @@ class _Graph:
 def _with_graph(model: nn.Module, batch: Mapping[str, Any], first: Trace) -> tuple[Trace, _Graph]:
     """The trace of a model in which less is hidden, if there is one, and how it was made."""
     # One function may call another, which shows when the outer one has been opened.
-    how, best = _Graph(), (first, _Graph())
+    hidden, how, best = first.hidden, _Graph(), (first, _Graph())
     while first.hidden and (not how.always or not first.functions <= how.functions):
         how = _Graph(True, how.functions | first.functions)
         try:
             first = _trace(model, batch, graph=how)
         except Exception:
             break  # code that writes into parameters, say, as one may where there is no graph
-        if len(first.hidden) < len(best[0].hidden):
+        if len(first.hidden) < len(best[0].hidden) and _reaches_outputs(first, set(hidden)):
             best = first, how
     return best
+
+
+def _reaches_outputs(traced: Trace, modules: set[str]) -> bool:
+    """Whether what is cut in one of these modules has a say in what the model returns: some only choose tokens."""
+    cuts = {id(x.leaf): x for x in traced.order}
+    seen, todo = set[int](), list(traced.ends)
+    while todo:
+        for leaf in traced.sources(todo.pop()):
+            cut = cuts.get(id(leaf))
+            if cut is None or id(leaf) in seen:
+                continue
+            if modules.intersection(cut.scope):
+                return True
+            seen.add(id(leaf))
+            todo.append(cut.source if isinstance(cut, Linear) else cut.logits)
+    return False
 
 
 def _trace(model: nn.Module, batch: Mapping[str, Any], maps: Container[int] = (), graph: _Graph = _Graph()) -> Trace:

@@ -808,7 +808,7 @@ OTHERS = {
             ),
             table=(2 * TOKENS - 1, HEAD),
         ),
-        ONE, folds={"key_bias": HEAD, "value_bias": 4 * HEAD},
+        ONE, folds={"key_bias": HEAD, "value_bias": 4 * HEAD, "written_mean": HEAD},
     ),
     "a softmax written out, rotary": Site(of(_weights(lambda x: _shares(x.exp()), half)), TURNED, folds=VALUE_BIAS),
     "sigmoids": Site(of(_weights(torch.sigmoid)), folds=NONE),
