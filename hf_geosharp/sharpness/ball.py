@@ -24,6 +24,12 @@ from hf_geosharp.sharpness.starts import Peaks, Ways, peaks
 PROFILE_POINTS = 11
 """How many points of the way to the worst perturbation a profile has, both ends included."""
 
+CLOSE = 0.1
+"""Relative difference of two rises of the loss that are told to be the same, along two geodesics."""
+
+ROUNDING = 1e-5
+"""And the difference, relative to the loss itself, that rounding may make of them."""
+
 
 def loss_at(chart: Chart, objective: Objective, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
     """The loss at γ_u(1), and its horizontal gradient in u if that is wanted.
@@ -177,6 +183,24 @@ class Ball:
             )
         self._end = end
         return rise
+
+    def exact(self, rise: float, objective: Objective) -> float | None:
+        """The rise at the end of the exact geodesic with the velocity :attr:`end`, where it is another than ``rise``.
+
+        None where the two agree to :data:`CLOSE`. ``objective`` is one whose passes are not those of the score. Where
+        geodesics of first and second order end alike, so does the exact one, which takes longer to be computed.
+
+        Raises:
+            ArithmeticError: the exact geodesic does not get there.
+        """
+        orders: list[Order] = ["first" if self.settings.geometry.geodesic == "second" else "second", "exact"]
+        found = rise
+        for order in orders:
+            self.chart.write(self.end, order)
+            found = objective.evaluate(False) - self.base
+            if abs(found - rise) <= CLOSE * max(abs(found), abs(rise)) + ROUNDING * abs(self.base):
+                return None
+        return found
 
     def profile(self, rho: float, objective: Objective) -> Profile | None:
         """The rise of the loss on the way to :attr:`end`, by an objective whose passes are not those of the score.

@@ -348,6 +348,8 @@ class Runner:
                 self._highest, share = score.value, chart.share(ball.end)
             if settings.profile and job == Job(SCORE, 0) and rho == settings.radii[0]:
                 profile = self._profile(ball, rho)
+            if job.stage == REPRODUCIBILITY and not job.part and settings.approximate and score.stopped != "lost":
+                self._check_geodesic(ball, rho, score.value)
         self._in_step(scores, ball.end)
         passes = Passes(objective.forwards, objective.backwards)
         return Outcome(
@@ -462,6 +464,22 @@ class Runner:
                 f"batch {ball.number}: no profile, because the loss is not finite at some of its points, rho {rho:g}"
             )
         return found
+
+    def _check_geodesic(self, ball: Ball, rho: float, rise: float) -> None:
+        """Warns where the loss at the worst perturbation is another at the end of the exact geodesic."""
+        order, where = f"{self.settings.geometry.geodesic}-order", f"rho {rho:g}"
+        try:
+            exact = ball.exact(rise, self._objective(ball.number))
+            if exact is None:
+                return
+            told = f"by {exact:.2g} along the exact one"
+        except ArithmeticError:
+            told = "and the exact one has no end there"
+        self._batch_notes.append(
+            f"the {order} geodesic is not close to the exact one at {where}: at the worst perturbation of batch "
+            f"{ball.number} the loss rises by {rise:.2g} along it, {told}. Use geodesic 'exact' (--geodesic exact) or "
+            "a smaller radius"
+        )
 
     def _in_step(self, scores: Sequence[tuple[float, BatchScore]], u: Tangent) -> None:
         """Ranks that share a ball must have gone the same way, to the last bit.

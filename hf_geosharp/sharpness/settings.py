@@ -198,6 +198,11 @@ class Settings:
         return self.geodesic or ("second" if METRICS[self.metric].paired else "first")
 
     @property
+    def approximate(self) -> bool:
+        """Whether pairs move along something else than their geodesics."""
+        return METRICS[self.metric].paired and self.order != "exact"
+
+    @property
     def unpaired(self) -> Settings:
         """The settings of a model in which no symmetry is found."""
         return replace(self, metric="adaptive", geodesic="first", damping=0.0)

@@ -146,3 +146,14 @@ def test_the_defaults_that_are_named_are_the_defaults() -> None:
         f"{METRICS['adaptive'].rho:g}"
     )
     assert METRICS["adaptive"].rho == METRICS["euclidean"].rho
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rho", "geodesic", "value"),
+    [(0.01, "second", 0.0500), (0.01, "exact", 0.0282), (0.003, "second", 0.00383), (0.003, "exact", 0.00383)],
+)
+def test_what_the_exact_geodesic_changes_is_as_stated(rho: float, geodesic: Any, value: float) -> None:
+    assert f"{value:#.3g}" in PAGE
+    found = score_pretrained("demo:digits-vit", metric="mix", rho=rho, geodesic=geodesic, samples=256)
+    assert found.geodesic_sharpness == pytest.approx(value, rel=5e-3)
