@@ -188,7 +188,8 @@ class Ball:
         """The rise at the end of the exact geodesic with the velocity :attr:`end`, where it is another than ``rise``.
 
         None where the two agree to :data:`CLOSE`. ``objective`` is one whose passes are not those of the score. Where
-        geodesics of first and second order end alike, so does the exact one, which takes longer to be computed.
+        the loss is the same at the ends of first and second order, it is taken to be so at that of the exact geodesic,
+        which takes longer to be computed.
 
         Raises:
             ArithmeticError: the exact geodesic does not get there.
