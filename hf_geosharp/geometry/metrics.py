@@ -27,7 +27,8 @@ from torch import Tensor
 
 from hf_geosharp.geometry import geodesics
 from hf_geosharp.geometry.gauge import Canonical, act, canonical, kept, leading_phase
-from hf_geosharp.geometry.geodesics import Acceleration, Grams, Pairwise
+from hf_geosharp.geometry.geodesics import Grams, Pairwise
+from hf_geosharp.geometry.integration import integrate
 
 Order = Literal["first", "second", "exact"]
 
@@ -151,6 +152,9 @@ class Metric(ABC):
 class PairMetric(Metric):
     """A GL(d)-invariant metric on pairs (G, H), real or complex."""
 
+    equation: geodesics.Equation
+    """Of its geodesics."""
+
     def at(self, *point: Tensor, damping: float = 0.0) -> PairFrame:
         """The frame at the canonical representative of (G, H), in the dtype of G."""
         return self.frame(canonical(*point), point[0].dtype, damping=damping)
@@ -197,21 +201,16 @@ class PairMetric(Metric):
     def second(self, s: Tensor, w: Tensor, shift: Tensor) -> geodesics.SecondOrder:
         """The second-order end point."""
 
-    @abstractmethod
-    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
-        """The geodesic equation in coefficient space."""
-
-    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Pairwise:
+    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Tensor:
         """Coefficients of the exact end point; integrated with its own error control unless a closed form is known."""
-        c, v = geodesics.start(g.c)
-        acceleration = self.acceleration(g.full(), h.full(), shift)
-        return geodesics.integrate(acceleration, (c, c), (v, v), tolerance)
+        return integrate(self.equation, torch.stack([g.full(), h.full()]), shift, tolerance)
 
 
 class Inv(PairMetric):
     """tr(S⁻¹ ξ_Gᴴζ_G) + tr(T⁻¹ ξ_Hᴴζ_H): relative change of each factor."""
 
     name = "inv"
+    equation = geodesics.INV
 
     def weight(self, e: Tensor) -> Tensor:
         """ξ = u √s."""
@@ -226,21 +225,18 @@ class Inv(PairMetric):
         """Each factor on its own."""
         return geodesics.inv_second(s, w, shift)
 
-    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
-        """Each factor on its own."""
-        return geodesics.inv_acceleration(gram_g, gram_h, shift)
-
-    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Pairwise:
+    def exact(self, g: Grams, h: Grams, shift: Tensor, tolerance: float) -> Tensor:
         """In closed form; integrated only when damped."""
         if bool((shift[g.s > 0] > 0).any()):
             return super().exact(g, h, shift, tolerance)
-        return geodesics.inv_exact(g), geodesics.inv_exact(h)
+        return torch.stack([geodesics.inv_exact(g), geodesics.inv_exact(h)])
 
 
 class Mix(PairMetric):
     """tr(T ξ_Gᴴζ_G) + tr(S ξ_Hᴴζ_H): absolute change of the product G Hᴴ."""
 
     name = "mix"
+    equation = geodesics.MIX
 
     def weight(self, e: Tensor) -> Tensor:
         """ξ = u / √s."""
@@ -254,10 +250,6 @@ class Mix(PairMetric):
     def second(self, s: Tensor, w: Tensor, shift: Tensor) -> geodesics.SecondOrder:
         """The factors drive each other."""
         return geodesics.mix_second(s, w, shift)
-
-    def acceleration(self, gram_g: Tensor, gram_h: Tensor, shift: Tensor) -> Acceleration:
-        """The factors drive each other."""
-        return geodesics.mix_acceleration(gram_g, gram_h, shift)
 
 
 class PairFrame(Frame):
@@ -363,7 +355,7 @@ class PairFrame(Frame):
         root, w = self.root.to(k.dtype).unsqueeze(-1), self.w.to(k.dtype).unsqueeze(-1)
         with torch.enable_grad():
             g, h = (Grams(self.s, w * k[i] * root.mT, w * n[i] * w.mT) for i in (0, 1))
-            end = torch.stack(self.metric.exact(g, h, self.shift, tolerance))
+            end = self.metric.exact(g, h, self.shift, tolerance)
             d = root.shape[-2]
             outputs = root * end[..., :d, :], w * end[..., d:, :]
 

@@ -174,7 +174,6 @@ def auto_pgd(
             report(k, history[-1])
         if k == steps:
             break
-        assert g is not None
         if k in marks or not good:
             few = improved < IMPROVING * (k - last_mark)
             stuck = eta == eta_at_mark and walk.best_loss == best_at_mark
@@ -184,7 +183,7 @@ def auto_pgd(
                 eta /= 2
                 walk.restart()
                 g, loss = walk.best_g, walk.best_loss
-                assert g is not None
+        assert g is not None
     return Climb(walk.best, walk.best_loss - base, base, tuple(history), finite)
 
 

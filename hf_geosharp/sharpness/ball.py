@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hf_geosharp.errors import ModelError, UsageError
+from hf_geosharp.errors import ModelError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent, Vector
 from hf_geosharp.parallel import World
@@ -63,6 +63,8 @@ class Ball:
         self.chart, self.objective, self.settings = chart, objective, settings
         self.number, self.split = number, split
         self._generator = torch.Generator().manual_seed(self._seed)
+        self.endless = ""
+        """Of a geodesic that had no end, at the last radius."""
         self.unfelt: list[str] = []
         """Parameters that the loss has no gradient in."""
         self.base = self._base_point(gradient=not settings.average)
@@ -96,7 +98,9 @@ class Ball:
         try:
             value, g = loss_at(self.chart, self.objective, u, gradient)
         except ArithmeticError as error:
-            raise UsageError(f"batch {self.number}, radii {self.settings.radii}: {error}") from None
+            # The map from velocities to end points ends there: the search stays where there is one.
+            self.endless = str(error)
+            return math.nan, None
         return value, g if g is None or self._part is None else self._part.project_(g)
 
     def _pull(self) -> Tangent:
@@ -146,6 +150,7 @@ class Ball:
         ``report`` makes what is called after each step of a climb of so many.
         """
         self._generator.manual_seed(self._seed)
+        self.endless = ""
         self._end = None  # its memory is not needed any more
         ends: list[Tangent] = []
 
@@ -173,13 +178,14 @@ class Ball:
             ModelError: the loss is not finite at one of them.
         """
         self._generator.manual_seed(self._seed)
+        self.endless = ""
         rise, end = average(
             self.space, self._evaluate, rho, self.settings.steps, self._generator, base=self.base, report=report
         )
         if not math.isfinite(rise):
+            why = self.endless or "the loss is not finite"
             raise ModelError(
-                f"batch {self.number}: the loss is not finite at a random perturbation of rho {rho:g}; "
-                "use a smaller radius"
+                f"batch {self.number}: {why} at a random perturbation of rho {rho:g}; use a smaller radius"
             )
         self._end = end
         return rise
@@ -214,7 +220,11 @@ class Ball:
         def along(order: Order | None) -> tuple[float, ...]:
             rises = [0.0]
             for fraction in t[1:]:
-                self.chart.write(self.chart.space.combine(point, (self.end, fraction)), order)
+                try:
+                    self.chart.write(self.chart.space.combine(point, (self.end, fraction)), order)
+                except ArithmeticError:
+                    rises.append(math.nan)
+                    continue
                 rises.append(objective.evaluate(False) - self.base)
             return tuple(rises)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_geosharp.geometry.gauge import CUTOFF, Canonical, canonical
+from hf_geosharp.geometry.integration import EndlessError
 from hf_geosharp.geometry.metrics import (
     ENTRY_FRAMES,
     PAIR_METRICS,
@@ -303,13 +304,20 @@ class Chart:
 
         Nothing of a recipe stays in memory, and its vectors have to be as they are until then. ``order`` takes another
         geodesic than the chart's.
+
+        Raises:
+            EndlessError: a geodesic that is integrated does not get there.
         """
         self._again, self._ends, ends = {}, None, []
         for i, part in enumerate(self.space.parts):
             if i < len(self._stacks):
                 piece = u.piece(i, self._workspace(part, 1) if isinstance(u, Recipe) else None)
                 place = part.split(self._workspace(part, 0))
-                end = part.frame.geodesic(part.split(piece), order or part.order, place)
+                try:
+                    end = part.frame.geodesic(part.split(piece), order or part.order, place)
+                except EndlessError as error:
+                    where = ", ".join(map(self._stacks[i].name_of, error.copies))
+                    raise EndlessError(error.copies, error.share, where) from None
                 self._bound[i].write([x.mT for x in end.point])
             else:
                 item = self._loose[i - len(self._stacks)]

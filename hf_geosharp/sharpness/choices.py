@@ -7,6 +7,7 @@ computes is in :mod:`hf_geosharp.geometry.metrics`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 _QUOTIENT = (
     "on the quotient by the symmetries that were found on the model: weights that differ only by these have the same "
@@ -19,13 +20,14 @@ _NO_QUOTIENT = "without the model's symmetries: the same function with other wei
 class Metric:
     """One way to measure the length of a perturbation, as users meet it.
 
-    ``paired`` says whether it knows pairs, so that symmetries are divided out; ``rho`` is the default radius
-    (``benchmarks/radius.py``); ``type`` the name of its score in the metadata of cards, ``title`` in texts; ``length``
-    completes "length is measured".
+    ``paired`` says whether it knows pairs, so that symmetries are divided out; ``geodesic`` and ``rho`` are the default
+    ones (``benchmarks/radius.py``); ``type`` the name of its score in the metadata of cards, ``title`` in texts;
+    ``length`` completes "length is measured".
     """
 
     name: str
     paired: bool
+    geodesic: Literal["first", "second", "exact"]
     rho: float
     type: str
     title: str
@@ -36,18 +38,21 @@ METRICS = {
     metric.name: metric
     for metric in (
         Metric(
-            "inv", True, 0.1, "geodesic_sharpness", "Geodesic sharpness",
+            "inv", True, "second", 0.1, "geodesic_sharpness", "Geodesic sharpness",
             f"as the relative change of each factor, {_QUOTIENT}",
         ),
         Metric(
-            "mix", True, 0.01, "geodesic_sharpness", "Geodesic sharpness",
+            "mix", True, "exact", 0.01, "geodesic_sharpness", "Geodesic sharpness",
             f"as the absolute change of the products of the factors, {_QUOTIENT}",
         ),
         Metric(
-            "adaptive", False, 0.1, "adaptive_sharpness", "Adaptive sharpness",
+            "adaptive", False, "first", 0.1, "adaptive_sharpness", "Adaptive sharpness",
             f"relative to each weight, {_NO_QUOTIENT}",
         ),
-        Metric("euclidean", False, 0.1, "euclidean_sharpness", "Euclidean sharpness", f"as it is, {_NO_QUOTIENT}"),
+        Metric(
+            "euclidean", False, "first", 0.1, "euclidean_sharpness", "Euclidean sharpness",
+            f"as it is, {_NO_QUOTIENT}",
+        ),
     )
 }  # fmt: skip
 """By name."""

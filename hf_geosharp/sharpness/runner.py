@@ -445,7 +445,8 @@ class Runner:
         climb = found.highest
         if not climb.finite:
             where = f"{job.part}, rho {rho:g}" if job.part else f"rho {rho:g}"
-            text = f"batch {index}: the loss is not finite at some points of the ball, {where}"
+            why = ball.endless or "the loss is not finite"
+            text = f"batch {index}: {why} at some points of the ball, {where}"
             if climb.lost:
                 text += ", and no higher loss was found elsewhere: 0 is not a measurement. Use a smaller radius"
                 if ball.settings.metric == "mix":

@@ -195,7 +195,7 @@ class Settings:
     @property
     def order(self) -> Order:
         """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
-        return self.geodesic or ("second" if METRICS[self.metric].paired else "first")
+        return self.geodesic or METRICS[self.metric].geodesic
 
     @property
     def approximate(self) -> bool:

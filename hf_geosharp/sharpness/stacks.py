@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from hf_geosharp.symmetry.health import by_head
 from hf_geosharp.symmetry.pairs import Pair
 from hf_geosharp.symmetry.views import Window, read, shape_of, windows
 
@@ -27,6 +29,15 @@ class Stack:
     def parameters(self) -> tuple[str, ...]:
         """Names of all parameters that the pairs are views of."""
         return tuple(dict.fromkeys(n for p in self.pairs for n in p.parameters))
+
+    def name_of(self, copy: int) -> str:
+        """The pair that a copy belongs to, and its head (of which it may be one of several parts)."""
+        i = bisect_right(self.starts, copy) - 1
+        pair = self.pairs[i]
+        if pair.copies == 1:
+            return pair.name
+        heads = by_head(pair, torch.arange(pair.copies))
+        return f"{pair.name} head {int((heads == copy - self.starts[i]).any(1).nonzero())}"
 
     def read(self, tensors: Mapping[str, Tensor], outs: Sequence[Tensor]) -> None:
         """Gathers both factors of all pairs into ``outs`` (copies, d, rows)."""

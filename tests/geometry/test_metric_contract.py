@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_geosharp.geometry import geodesics
 from hf_geosharp.geometry.gauge import act, canonical
-from hf_geosharp.geometry.geodesics import Grams, Pairwise, integrate, step
 from hf_geosharp.geometry.metrics import METRICS, PAIR_METRICS, FactorFrame, Metric, Tensors
 from hf_geosharp.sharpness.choices import GEODESICS
 from tests.oracles import pair_formulas as oracle
@@ -425,46 +423,3 @@ def test_where_rotations_are_left_the_dimension_is_that_of_what_moves(
     directions = [unit * row for unit in ((1, 1j) if complex_ else (1,)) for row in torch.eye(sum(sizes), dtype=dtype)]
     moves = torch.stack([end(row) - start for row in directions])
     assert frame.dimension == int(torch.linalg.matrix_rank(moves))
-
-
-def test_an_exact_geodesic_that_loses_rank_on_its_way_is_an_arithmetic_error() -> None:
-    def singular(c: Pairwise, v: Pairwise) -> Pairwise:
-        zero = torch.zeros(1, 2, 2, dtype=torch.float64)
-        return torch.linalg.solve(zero, c[0][:, :2]), v[1]
-
-    c = torch.ones(1, 4, 2, dtype=torch.float64)
-    with pytest.raises(ArithmeticError, match="radius is too large"):
-        integrate(singular, (c, c), (c, c), 1e-9)
-
-
-@pytest.mark.parametrize("complex_", [False, True])
-def test_the_integration_is_of_order_eight(complex_: bool) -> None:
-    """Against the closed form of inv, which nothing integrates."""
-    case = Case("inv", complex_, 3)
-    g, xi = case.tensors(0)[0], 0.25 * case.tensors(1)[0]
-    q = torch.linalg.qr(g)[0] * torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
-    grams = Grams((q.abs() ** 2).sum(-2), xi.mH @ q, xi.mH @ xi)
-    acceleration = geodesics.inv_acceleration(grams.full(), grams.full(), torch.zeros_like(grams.s))
-    c, v = geodesics.start(grams.c)
-    exact = geodesics.inv_exact(grams)
-
-    def error(steps: int) -> float:
-        x, y = (c, c), (v, v)
-        for _ in range(steps):
-            x, y, _ = step(acceleration, x, y, 1 / steps)
-        return float((x[0] - exact).abs().max())
-
-    assert 2**7 < error(4) / error(8) < 2**9.5
-    for tolerance in (1e-4, 1e-7, 1e-10):
-        assert float((integrate(acceleration, (c, c), (v, v), tolerance)[0] - exact).abs().max()) < 30 * tolerance
-
-
-def test_a_factor_that_is_no_number_agrees_with_nothing() -> None:
-    """The other one may have settled long before."""
-    c = torch.ones(1, 2, 1, dtype=torch.float64)
-
-    def blown_up(c: Pairwise, v: Pairwise) -> Pairwise:
-        return torch.zeros_like(c[0]), c[1] * math.nan
-
-    with pytest.raises(ArithmeticError, match="did not converge with steps of 6e-05 of its length"):
-        integrate(blown_up, (c, c), (c, c), 1e-9)

@@ -474,6 +474,41 @@ def test_a_search_that_found_no_finite_loss_does_not_pass_for_a_score_of_zero(as
     assert not inv.warnings
 
 
+@pytest.mark.slow
+def test_a_head_that_all_but_vanishes_hardly_changes_a_score_of_mix() -> None:
+    """What does not matter in the function does not matter in the ball: its exact geodesics lead away from zero."""
+    values = []
+    for size in (1e-2, 1e-4):
+        model = bert(layers=1)
+        attention = model.bert.encoder.layer[0].attention
+        with torch.no_grad():
+            for linear in (attention.self.query, attention.self.key):
+                linear.weight[:4] *= size
+                linear.bias[:4] *= size
+        result = score(model, bert_batches(1), metric="mix", rho=0.01)
+        assert not result.warnings
+        values.append(result.geodesic_sharpness)
+    assert values[1] == pytest.approx(values[0], rel=2e-3)
+
+
+def test_what_an_exact_geodesic_does_not_reach_is_left_out_and_told() -> None:
+    model = bert(layers=1)
+    attention = model.bert.encoder.layer[0].attention
+    with torch.no_grad():
+        for linear in (attention.self.query, attention.self.key):
+            linear.weight[4:8] *= 1e-12
+            linear.bias[4:8] *= 1e-12
+    result = score(model, bert_batches(1), metric="mix", rho=0.01, steps=1, reproducibility=False)
+    (text,) = (text for text in result.warnings if "exact geodesic" in text)
+    assert "batch 0: the exact geodesic of bert.encoder.layer.0.attention.qk head 1 was not found beyond" in text
+    assert "at some points of the ball, rho 0.01" in text
+    assert result.lost == 1
+    with pytest.raises(
+        ModelError, match=r"the exact geodesic of .* at a random perturbation of rho 0\.01; use a smaller"
+    ):
+        score(model, bert_batches(1), metric="mix", rho=0.01, average=True, steps=2)
+
+
 def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+18"):
         quick(bert(), bert_batches(1), average=True, rho=1e18)

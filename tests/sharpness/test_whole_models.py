@@ -47,7 +47,12 @@ def both(
     own = copy.deepcopy(model)
     loss = loss or (lambda outputs: losses(outputs, batch).mean())
     reference = by_hand.Reference(own, batch, loss, layout(by_hand.Flat(own), own.config), metric)
-    options = {"metric": metric, "dtype": "float64", "params": "lora" if name == "lora" else "all"}
+    options = {
+        "metric": metric,
+        "geodesic": "second",
+        "dtype": "float64",
+        "params": "lora" if name == "lora" else "all",
+    }
     return model, batch, reference, options
 
 
