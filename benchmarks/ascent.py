@@ -1,7 +1,7 @@
 """The ascents against each other, over the demos and a zoo of tiny models, from small radii to large ones.
 
     python benchmarks/ascent_zoo.py FOLDER --models 48
-    python benchmarks/ascent.py FOLDER [--models 48] [--json benchmarks/data/ascent.json]
+    python benchmarks/ascent.py FOLDER [--models 48] [--geodesic second] [--json benchmarks/data/ascent.json]
 
 For each model, metric and radius: one ball around the first 64 training samples, in float32.
 What each ascent finds with 20 steps, the default one from two and three starts as well, is compared with the best of
@@ -9,8 +9,10 @@ What each ascent finds with 20 steps, the default one from two and three starts 
 the model's own weights among them: a point that is not better than those before has a forward pass alone, and so has
 the last one of Auto-PGD.
 
-What is measured goes to FOLDER/ascent.jsonl line by line: a run that was stopped goes on. Delete the file to measure
-again.
+Pairs move along the default geodesics of a metric; with --geodesic along these, in inv and mix alike.
+
+What is measured goes to FOLDER/ascent.jsonl (ascent-second.jsonl and so on) line by line: a run that was stopped goes
+on. Delete the file to measure again.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ from ascent_zoo import DEMOS, KINDS, everything, sort, training_data
 from make_demos import take
 
 from hf_geosharp import demos
+from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.sharpness.ascent import Climb
 from hf_geosharp.sharpness.ball import loss_at
 from hf_geosharp.sharpness.borrow import borrow
 from hf_geosharp.sharpness.chart import Chart
-from hf_geosharp.sharpness.choices import ASCENTS
+from hf_geosharp.sharpness.choices import ASCENTS, GEODESICS, METRICS
 from hf_geosharp.sharpness.objective import Objective, Reach
 from hf_geosharp.sharpness.result import Passes
 from hf_geosharp.sharpness.settings import CLIMBS, Settings
@@ -89,9 +92,10 @@ def measure(
     batch: dict[str, torch.Tensor],
     metric: str,
     wanted: Sequence[tuple[float, str, str, int, int]],
+    geodesic: Order | None = None,
 ) -> Iterator[tuple[float, str, Climb, Passes]]:
     """The climbs asked for as (rho, name, ascent, steps, starts), the first from the base point, whose passes count."""
-    geometry = Settings(metric=metric).geometry
+    geometry = Settings(metric=metric, geodesic=geodesic if METRICS[metric].paired else None).geometry
     symmetries = find_symmetries(model) if geometry.paired else SymmetryMap()
     with borrow(model) as borrowed:
         chart = Chart(borrowed, symmetries, geometry)
@@ -122,9 +126,9 @@ def measure(
             yield rho, name, found.highest, Passes(objective.forwards, objective.backwards)
 
 
-def run(folder: Path, names: Sequence[str]) -> list[Row]:
+def run(folder: Path, names: Sequence[str], geodesic: Order | None = None) -> list[Row]:
     """Measures what is not measured yet; returns the rows of these models."""
-    path = folder / "ascent.jsonl"
+    path = folder / (f"ascent-{geodesic}.jsonl" if geodesic else "ascent.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {key(row) for row in rows}
     with path.open("a") as file:
@@ -141,7 +145,7 @@ def run(folder: Path, names: Sequence[str]) -> list[Row]:
             for metric, wanted in todo.items():
                 if not wanted:
                     continue
-                for rho, what, climb, taken in measure(model, batch, metric, wanted):
+                for rho, what, climb, taken in measure(model, batch, metric, wanted, geodesic):
                     rows.append(
                         {"model": name, "metric": metric, "rho": rho, "run": what, "base_loss": climb.base,
                          "rise": climb.rise, "forwards": taken.forwards, "backwards": taken.backwards,
@@ -193,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the zoo")
     parser.add_argument("--models", type=int, default=20, help="number of models of each kind")
+    parser.add_argument("--geodesic", choices=GEODESICS)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -200,7 +205,7 @@ def main() -> None:
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
     names = [*DEMOS.values(), *(sort(kind, i).name for i in range(arguments.models) for kind in KINDS)]
-    rows = run(arguments.folder, names)
+    rows = run(arguments.folder, names, arguments.geodesic)
     lines = table(rows)
     print(
         f"{'':15} {'':16} cells  passes: median  90 %   mean   of 60 steps: least   5 %  median  < 99 %  < 97 %  "

@@ -77,6 +77,7 @@ CASES = (
         (
             *(Run(metric, "second", ascent, 3) for metric in ("inv", "mix") for ascent in CLIMBS),
             Run("inv", "exact", "apgd", 1),
+            Run("mix", "exact", "secant", 3),
         ),
         SMALL,
     ),
@@ -85,7 +86,7 @@ CASES = (
         32,
         128,
         2,
-        (Run("inv", "second", "secant", 1), Run("mix", "second", "secant", 1)),
+        (Run("inv", "second", "secant", 1), Run("mix", "second", "secant", 1), Run("mix", "exact", "secant", 1)),
         {},
     ),
 )

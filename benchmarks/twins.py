@@ -19,7 +19,7 @@ DEMOS = ("digits-vit", "vader-bert")
 MEASURES = (
     ("euclidean", None, "Euclidean"),
     ("adaptive", None, "adaptive"),
-    ("mix", "second", "geodesic, mix"),
+    ("mix", "exact", "geodesic, mix"),
     ("inv", "second", "geodesic, inv"),
 )
 

@@ -91,7 +91,7 @@ def score(
         data: a Dataset, a DataLoader, or an iterable of batches (dicts of tensors, one ball each).
         metric: "inv" (relative change of each factor), "mix" (absolute change of the products), or, without
             symmetries, "adaptive" or "euclidean".
-        geodesic: "first", "second" (the default for inv and mix) or "exact".
+        geodesic: "first", "second" (the default for inv) or "exact" (the default for mix).
         symmetries: "full", "attention" or "paper"; see :func:`hf_geosharp.symmetry.find.find_symmetries`.
         layouts: descriptions of attention modules that cannot be traced, from :func:`hf_geosharp.read_layouts`; one
             that fits no module of the model, or does not hold, is an error.

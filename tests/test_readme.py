@@ -118,17 +118,17 @@ def test_the_summary_of_costs_is_what_was_measured() -> None:
         f"percentile, over two demos and {len({r['model'] for r in measured['rows']}) - 2} tiny models"
     ) in text
     bench = json.loads((ROOT / "benchmarks" / "data" / "bench.json").read_text())
-    share = {
-        case: max(
-            100 * r["ratio"]["median"]
-            for r in bench["geometry"]["steps"]
-            if r["case"].startswith(f"{case},") and (r["geodesic"], r["ascent"]) == ("second", "secant")
-        )
-        for case in ("BERT", "BERT-base")
+    steps = {
+        (r["case"].split(",")[0], r["metric"], r["geodesic"]): f"{100 * r['ratio']['median']:.0f} %"
+        for r in bench["geometry"]["steps"]
+        if r["ascent"] == "secant"
     }
+    inv, mix = (
+        [steps[case, metric, METRICS[metric].geodesic] for case in ("BERT", "BERT-base")] for metric in ("inv", "mix")
+    )
     assert (
-        f"The geometry adds {share['BERT']:.0f} % to a pass of a small BERT and {share['BERT-base']:.0f} % to one of "
-        "BERT-base."
+        f"The geometry of `inv` adds {inv[0]} to a pass of a small BERT and {inv[1]} to one of BERT-base, "
+        f"that of `mix` with its exact geodesics {mix[0]} and {mix[1]}."
     ) in text
     times = [r["times"] for r in bench["memory"]]
     assert f"is {min(times):.0f} to {max(times):.0f} times the float32 parameters" in text

@@ -37,7 +37,9 @@ def test_a_demo_and_its_twin_agree_to_five_digits_where_adaptive_sharpness_diffe
     assert model.reproducible.ok
     assert twin.reproducible.ok
     assert agree_to_five_digits(model.geodesic_sharpness, twin.geodesic_sharpness)
-    assert all(agree_to_five_digits(a.value, b.value) for a, b in zip(model.per_batch, twin.per_batch, strict=True))
+    for a, b in zip(model.per_batch, twin.per_batch, strict=True):
+        # A rise is a difference of losses, of which single precision has so many digits.
+        assert abs(a.value - b.value) <= 1e-5 * min(a.base_loss + a.value, b.base_loss + b.value)
     assert twin.baselines["adaptive"] > 3 * model.baselines["adaptive"]
     assert twin.model["id"] == f"demo:{name}-twin"
     assert twin.data == model.data
@@ -72,6 +74,15 @@ def test_a_copied_demo_scored_from_its_folder_gives_the_same_number(tmp_path: Pa
     assert (shipped.data["chosen"], copied.data["chosen"]) == ("shipped with the demo", "argument")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize("name", ["digits-vit", "vader-bert"])
+def test_in_double_precision_every_batch_of_a_twin_agrees_to_ten_digits(name: str, metric: str) -> None:
+    model, twin = (scored(f"demo:{name}{suffix}", metric=metric, dtype="float64") for suffix in ("", "-twin"))
+    for a, b in zip(model.per_batch, twin.per_batch, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-10)
+
+
 def test_float64_and_float32_agree_on_a_demo() -> None:
     options = {"samples": 64, "batch_size": 64, "steps": 5}
     narrow, wide = (scored("demo:digits-vit", dtype=d, **options) for d in ("float32", "float64"))
@@ -91,7 +102,7 @@ def test_a_demo_that_does_not_ship_is_a_usage_error() -> None:
 
 @pytest.mark.slow
 def test_a_radius_at_which_rounding_decides_the_score_is_reported() -> None:
-    result = scored("demo:digits-vit", metric="mix", rho=(15.0, 1e-3), samples=128, ascent="apgd")
+    result = scored("demo:digits-vit", metric="mix", geodesic="second", rho=(15.0, 1e-3), samples=128, ascent="apgd")
     assert {p.rho: p.reproducible for p in result.curve} == {1e-3: True, 15.0: False}
     assert result.reproducible.ok is False
     assert result.reproducible.spread > 0.01

@@ -41,7 +41,10 @@ LONGER, SHORTER, SAFE = 4.0, 0.2, 0.9
 """How many times as long as the last step the next one is at most, at least, and as a share of what errors allow."""
 
 PARTS = (2, 4, 6, 8)
-"""Parts of the midpoint rules that make a step, ascending."""
+"""Numbers of parts of the midpoint rules that make a step, ascending."""
+
+FIRST = (((2, 4), 3, 2.5), ((2, 4, 6), 5, 5.0))
+"""Numbers of parts of a first step, which may be the whole way: where a power of the speed is so many tolerances."""
 
 ROOM = 1 << 24
 """Numbers that may be kept, about; more copies than one step has room for are integrated part after part."""
@@ -104,6 +107,7 @@ class Taken(NamedTuple):
     copies: Tensor
     z: Tensor
     length: Tensor
+    parts: tuple[int, ...]
     step: Step | None
     """Where it was kept."""
 
@@ -122,8 +126,8 @@ class _Way(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gram,) = ctx.saved_tensors
         back, ahead = torch.zeros_like(gram), torch.cat([outputs[0], torch.zeros_like(outputs[0])], dim=-1)
-        for copies, z, length, kept in reversed(ctx.steps):
-            step = kept or Step(ctx.equation, gram[:, copies], z, ctx.shift[copies], length)
+        for copies, z, length, parts, kept in reversed(ctx.steps):
+            step = kept or Step(ctx.equation, gram[:, copies], z, ctx.shift[copies], length, parts)
             of_gram, ahead[:, copies] = step.pullback(ahead[:, copies])
             back[:, copies] += of_gram
         return back, None, None, None, None
@@ -141,29 +145,38 @@ def walk(
     z, fastest = z.to(gram.dtype), speed.amax(0)
     length = torch.ones(gram.shape[1], dtype=torch.float64, device=gram.device)
     left, steps, room = length.clone(), list[Taken](), ROOM
+    # Copies that hardly move get there in fewer parts.
+    firsts, others = list[tuple[tuple[int, ...], Tensor]](), torch.ones_like(length, dtype=torch.bool)
+    for numbers, power, most in FIRST:
+        slow = others & (fastest**power <= most * tolerance)
+        others &= ~slow
+        if bool(slow.any()):
+            firsts.append((numbers, slow.nonzero().squeeze(-1)))
     for attempt in range(MOST + 1):
         going = left.nonzero().squeeze(-1)
         if not going.numel():
             return z, steps
         if attempt == MOST:
             break
+        parts, going = firsts.pop() if firsts else (PARTS, going)
         taken, start = torch.minimum(length[going], left[going]), z[:, going]
-        step = Step(equation, gram[:, going], start, shift[going], taken)
-        share = step.error(fastest[going]) / (taken.clamp_min(LEAST) * tolerance)
+        step = Step(equation, gram[:, going], start, shift[going], taken, parts)
+        share = step.error(fastest[going], left[going] - taken) / (taken.clamp_min(LEAST) * tolerance)
         arrived = share <= 1
         hopeless = ~arrived & ~(taken > SHORTEST)
         if bool(hopeless.any()):
             going = going[hopeless]
             break
-        length[going] = taken * _times(share)
+        if parts is PARTS:
+            length[going] = taken * _times(share)
         room -= len(going) * _numbers(d)
         if bool(arrived.all()):
-            steps.append(Taken(going, start, taken, step if room > 0 else None))
+            steps.append(Taken(going, start, taken, parts, step if room > 0 else None))
             z[:, going] = step.end
         else:
             going, start, taken = going[arrived], start[:, arrived], taken[arrived]
             if going.numel():
-                steps.append(Taken(going, start, taken, None))
+                steps.append(Taken(going, start, taken, parts, None))
             z[:, going] = step.end[:, arrived]
         left[going] -= taken
     raise EndlessError(going.tolist(), float(1 - left[going].max()))
@@ -191,31 +204,37 @@ class Step:
 
     They are what midpoint rules of :data:`PARTS` parts tend to (Gragg, *On extrapolation algorithms for ordinary
     initial value problems*, 1965; Bulirsch and Stoer, 1966), whose errors are series in the squares of the lengths of
-    their parts; of order 6 without the first.
+    their parts; of order 6 without the first. With fewer numbers of parts (:data:`FIRST`) orders are less.
 
     Attributes:
         end: (2, copies, 2d, 2d), z after the step.
     """
 
-    def __init__(self, equation: Equation, gram: Tensor, z: Tensor, shift: Tensor, length: Tensor) -> None:
-        """``gram`` and ``z`` are (2, copies, 2d, 2d), ``shift`` (copies, d) and ``length`` (copies,)."""
-        self._equation, self._gram, self._z = equation, gram, z
+    def __init__(
+        self, equation: Equation, gram: Tensor, z: Tensor, shift: Tensor, length: Tensor,
+        numbers: tuple[int, ...] = PARTS,
+    ) -> None:  # fmt: skip
+        """``gram`` and ``z`` are (2, copies, 2d, 2d), ``shift`` (copies, d), ``length`` (copies,)."""
+        self._equation, self._gram, self._z, self._numbers = equation, gram, z, numbers
         self._shift = torch.diag_embed(shift).to(gram.dtype)
         self._d = shift.shape[-1]
-        parts = torch.tensor(PARTS, dtype=torch.float64, device=length.device)
-        self._dt = (length / parts.unsqueeze(-1)).to(gram.dtype).view(len(PARTS), 1, -1, 1, 1)
+        parts = torch.tensor(numbers, dtype=torch.float64, device=length.device)
+        self._dt = (length / parts.unsqueeze(-1)).to(gram.dtype).view(len(numbers), 1, -1, 1, 1)
         ends = self._midpoints()
-        self.end, self._other = _limit(ends, PARTS), _limit(ends[1:], PARTS[1:])
+        self.end, self._other = _limit(ends, numbers), _limit(ends[1:], numbers[1:])
 
-    def error(self, speed: Tensor) -> Tensor:
-        """(copies,): relative to a copy's largest coefficient where above 1, to its largest velocity where above speed.
+    def error(self, speed: Tensor, left: Tensor) -> Tensor:
+        """(copies,), relative to a copy's largest coefficient where that is above 1; NaN where anything is.
 
-        NaN where anything is.
+        Of velocities either relative to the largest, where that is above ``speed``, or as far as coefficients move by
+        them in what is ``left`` of the way; both (copies,).
         """
         size, apart = (x.abs().unflatten(-1, (2, self._d)).amax((0, 2, 4)) for x in (self.end, self.end - self._other))
-        size = torch.maximum(size, torch.stack([torch.ones_like(speed), speed], dim=-1))
+        of_place, of_speed = apart.unbind(-1)
+        here, there = size[:, 0].clamp_min(1.0), torch.maximum(size[:, 1], speed)
+        of_speed = torch.minimum(of_speed / there, of_speed * left / here)
         # On some devices a maximum passes over what is no number; a sum does not.
-        return (apart / size).amax(-1) + 0 * self.end.abs().sum((0, 2, 3))
+        return torch.maximum(of_place / here, of_speed) + 0 * self.end.abs().sum((0, 2, 3))
 
     def _midpoints(self) -> list[Tensor]:
         """z after the step, by each number of parts."""
@@ -226,8 +245,8 @@ class Step:
         before_p, before_v = self._start.p.expand_as(p), self._start.v.expand_as(v)
         self._points: list[_Point] = []
         ends = []
-        for made in range(1, PARTS[-1] + 1):
-            if made in PARTS:
+        for made in range(1, self._numbers[-1] + 1):
+            if made in self._numbers:
                 ends.append(torch.cat([p[0, ..., 2 * d :, :], v[0, ..., 2 * d :, :]], dim=-1))
                 p, v, before_p, before_v = p[1:], v[1:], before_p[1:], before_v[1:]
             if len(p):
@@ -260,15 +279,15 @@ class Step:
         """Gradients in ``gram`` and ``z`` from that in :attr:`end`, (2, copies, 2d, 2d) each."""
         d = self._d
         p, v = (
-            torch.cat([torch.zeros_like(x), x], dim=-2).expand(len(PARTS), -1, -1, -1, -1)
+            torch.cat([torch.zeros_like(x), x], dim=-2).expand(len(self._numbers), -1, -1, -1, -1)
             for x in (ahead[..., :d], ahead[..., d:])
         )
-        weights = torch.tensor(_weights(PARTS), dtype=ahead.dtype, device=ahead.device).view(-1, 1, 1, 1, 1)
+        weights = torch.tensor(_weights(self._numbers), dtype=ahead.dtype, device=ahead.device).view(-1, 1, 1, 1, 1)
         # Gradients in the state after that at hand, and in that at hand as far as it is known, by numbers of parts.
         p, v = p * weights, v * weights
         here_p, here_v = torch.zeros_like(p), torch.zeros_like(v)
         for point in reversed(self._points):
-            some = slice(len(PARTS) - len(point.p), None)
+            some = slice(len(self._numbers) - len(point.p), None)
             dt = 2 * self._dt[some]
             more_p, more_v = self._pulled(point, dt * p[some], dt * v[some])
             more_p += here_p[some]

@@ -194,7 +194,7 @@ class Settings:
 
     @property
     def order(self) -> Order:
-        """The geodesic asked for; by default second order on pairs, and straight lines elsewhere."""
+        """The geodesic of pairs asked for, or else the metric's default; other weights go along straight lines."""
         return self.geodesic or METRICS[self.metric].geodesic
 
     @property

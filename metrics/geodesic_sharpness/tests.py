@@ -17,7 +17,7 @@ test_cases = [
         **_DIGITS,
         "model_id": "demo:digits-vit",
         "metric": "mix",
-        "result": {"geodesic_sharpness": 0.0962277, "stderr": 0.0198499},
+        "result": {"geodesic_sharpness": 0.0777227, "stderr": 0.00342331},
     },
     {
         **_REVIEWS,

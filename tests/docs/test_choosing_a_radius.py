@@ -123,12 +123,12 @@ def test_the_radius_data_say_what_the_page_says_of_them() -> None:
     assert all(r["spread"] < 1.05e-4 for r in rows)
     rise = {(r["metric"], r["rho"], r["model"]): r["score"] / r["base_loss"] for r in rows}
     assert rise["inv", 0.3, "demo:digits-vit"] == pytest.approx(90, rel=0.05)
-    assert rise["mix", 0.03, "demo:digits-vit"] > 90
+    assert rise["mix", 0.03, "demo:digits-vit"] == pytest.approx(14, rel=0.05)
     assert 3 < rise["inv", 0.1, "demo:digits-vit"] < 10
     assert 0.2 < rise["inv", 0.1, "demo:vader-bert"] < 0.3
     growth = {(r["metric"], r["rho"], r["model"]): r["growth"] for r in rows}
     assert growth["mix", 0.01, "demo:vader-bert"] < 1.2
-    assert growth["mix", 0.03, "demo:vader-bert"] > 2
+    assert growth["mix", 0.1, "demo:vader-bert"] > 2
     assert all(growth["adaptive", 0.1, f"demo:{demo}"] < 1.3 for demo in DEMOS)
 
 

@@ -126,6 +126,20 @@ def test_each_copy_takes_its_own_steps(equation: Equation, monkeypatch: pytest.M
         assert float((x - y).abs().max()) < 1e-12 * float(y.abs().max())
 
 
+@EQUATIONS
+@pytest.mark.parametrize("tolerance", [1e-7, 1e-10])
+def test_fewer_parts_are_as_close_where_they_are_enough(equation: Equation, tolerance: float) -> None:
+    """Slow copies take their whole way in one short step, others in longer ones, all as close to the limit."""
+    scales = (1e-4, 1e-3, 5e-3, 1e-2, 3e-2, 0.1, 0.3)
+    gram, shift = grams_of(*scales)
+    speed = torch.tensor([scales, scales], dtype=torch.float64)
+    scale = torch.stack([torch.ones_like(speed), 1 / speed], dim=-1).repeat_interleave(D, dim=-1).unsqueeze(-1)
+    z, steps = walk(equation, scale * gram * scale.mT, speed, shift, tolerance)
+    close, _ = walk(equation, scale * gram * scale.mT, speed, shift, 1e-2 * tolerance)
+    assert {taken.parts for taken in steps} == {(2, 4), (2, 4, 6), integration.PARTS}
+    assert float((z - close)[..., :D].abs().max()) < tolerance
+
+
 def test_steps_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     gram, shift = grams_of(0.5, 0.5)
 
@@ -177,7 +191,7 @@ def test_where_too_many_steps_are_needed_it_is_told_of_which_copies_and_how_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gram, shift = grams_of(1e-3, 2.0, 1e-3, 1e-3, 2.0)
-    monkeypatch.setattr(integration, "MOST", 4)
+    monkeypatch.setattr(integration, "MOST", 6)
     # Two at a time.
     monkeypatch.setattr(integration, "ROOM", 2 * integration._numbers(D))
     with pytest.raises(EndlessError) as caught:
