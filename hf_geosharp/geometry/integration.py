@@ -47,7 +47,10 @@ FIRST = (((2, 4), 3, 2.5), ((2, 4, 6), 5, 5.0))
 """Numbers of parts of a first step, which may be the whole way: where a power of the speed is so many tolerances."""
 
 ROOM = 1 << 24
-"""Numbers that may be kept, about; more copies than one step has room for are integrated part after part."""
+"""Numbers that a step may hold, about; more copies than it has room for are integrated part after part."""
+
+KEPT = 1 << 20
+"""Numbers of steps that are kept for the way back; there may be many stacks of pairs that wait for theirs."""
 
 
 class EndlessError(ArithmeticError):
@@ -56,13 +59,14 @@ class EndlessError(ArithmeticError):
     Attributes:
         copies: those concerned.
         share: of its length, up to which the geodesic that was left earliest was found.
+        where: names of the copies.
     """
 
     def __init__(self, copies: Sequence[int], share: float, where: str = "") -> None:
         """``where`` names the copies, if that is known."""
         self.copies, self.share = tuple(copies), share
-        where = where or f"{'copy' if len(copies) == 1 else 'copies'} {', '.join(map(str, copies))}"
-        super().__init__(f"the exact geodesic of {where} was not found beyond {share:.1%} of its length")
+        self.where = where or f"{'copy' if len(copies) == 1 else 'copies'} {', '.join(map(str, copies))}"
+        super().__init__(f"the exact geodesic of {self.where} was not found beyond {share:.1%} of its length")
 
 
 def integrate(equation: Equation, gram: Tensor, shift: Tensor, tolerance: float) -> Tensor:
@@ -96,9 +100,9 @@ def integrate(equation: Equation, gram: Tensor, shift: Tensor, tolerance: float)
     return scale * torch.cat(ends, dim=1)
 
 
-def _numbers(d: int) -> int:
-    """How many numbers a step keeps of a copy: p, v and x of both factors at each evaluation."""
-    return 20 * d * d * (1 + sum(parts - 1 for parts in PARTS))
+def _numbers(d: int, parts: Sequence[int] = PARTS) -> int:
+    """How many numbers a step holds of a copy: p, v and x of both factors at each evaluation."""
+    return 20 * d * d * (1 + sum(number - 1 for number in parts))
 
 
 class Taken(NamedTuple):
@@ -144,7 +148,7 @@ def walk(
     z = torch.diag_embed(torch.stack([torch.ones_like(speed), speed], dim=-1).repeat_interleave(d, dim=-1))
     z, fastest = z.to(gram.dtype), speed.amax(0)
     length = torch.ones(gram.shape[1], dtype=torch.float64, device=gram.device)
-    left, steps, room = length.clone(), list[Taken](), ROOM
+    left, steps, room = length.clone(), list[Taken](), KEPT
     # Copies that hardly move get there in fewer parts.
     firsts, others = list[tuple[tuple[int, ...], Tensor]](), torch.ones_like(length, dtype=torch.bool)
     for numbers, power, most in FIRST:
@@ -169,7 +173,7 @@ def walk(
             break
         if parts is PARTS:
             length[going] = taken * _times(share)
-        room -= len(going) * _numbers(d)
+        room -= len(going) * _numbers(d, parts)
         if bool(arrived.all()):
             steps.append(Taken(going, start, taken, parts, step if room > 0 else None))
             z[:, going] = step.end

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.errors import ModelError
+from hf_geosharp.geometry.integration import EndlessError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Tangent, Vector
 from hf_geosharp.parallel import World
@@ -35,7 +36,7 @@ def loss_at(chart: Chart, objective: Objective, u: Vector, gradient: Wanted) -> 
     """The loss at γ_u(1), and its horizontal gradient in u if that is wanted.
 
     Raises:
-        ArithmeticError: a geodesic that is integrated does not get there.
+        EndlessError: a geodesic that is integrated does not get there.
     """
     chart.write(u)
     wanted = False
@@ -97,7 +98,7 @@ class Ball:
     def _evaluate(self, u: Vector, gradient: Wanted) -> tuple[float, Tangent | None]:
         try:
             value, g = loss_at(self.chart, self.objective, u, gradient)
-        except ArithmeticError as error:
+        except EndlessError as error:
             # The map from velocities to end points ends there: the search stays where there is one.
             self.endless = str(error)
             return math.nan, None
@@ -198,7 +199,7 @@ class Ball:
         which takes longer to be computed.
 
         Raises:
-            ArithmeticError: the exact geodesic does not get there.
+            EndlessError: the exact geodesic does not get there.
         """
         orders: list[Order] = ["first" if self.settings.geometry.geodesic == "second" else "second", "exact"]
         found = rise
@@ -222,7 +223,7 @@ class Ball:
             for fraction in t[1:]:
                 try:
                     self.chart.write(self.chart.space.combine(point, (self.end, fraction)), order)
-                except ArithmeticError:
+                except EndlessError:
                     rises.append(math.nan)
                     continue
                 rises.append(objective.evaluate(False) - self.base)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_geosharp.errors import ModelError, WorldError, warn
+from hf_geosharp.geometry.integration import EndlessError
 from hf_geosharp.geometry.space import Tangent
 from hf_geosharp.parallel import World
 from hf_geosharp.sharpness.ball import Ball
@@ -474,7 +475,7 @@ class Runner:
             if exact is None:
                 return
             told = f"by {exact:.2g} along the exact one"
-        except ArithmeticError:
+        except EndlessError:
             told = "and the exact one has no end there"
         self._batch_notes.append(
             f"the {order} geodesic is not close to the exact one at {where}: at the worst perturbation of batch "

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hf_geosharp.geometry.integration import EndlessError
 from hf_geosharp.geometry.metrics import Order
 from hf_geosharp.geometry.space import Part, Space, Sum, Tangent, Vector
 from hf_geosharp.parallel import World
@@ -207,15 +208,16 @@ class ShardedChart(Chart):
     @torch.no_grad()
     def write(self, u: Vector, order: Order | None = None) -> None:
         """As a chart's; the weights of pairs go to their rows."""
-        failure: ArithmeticError | None = None
+        failure: EndlessError | None = None
         try:
             super().write(u, order)
-        except ArithmeticError as error:
+        except EndlessError as error:
             failure = error
         if "exact" in (order, self.geometry.geodesic):
             # Where it is integrated it may fail, on one rank alone.
-            told = self._world.gather(None if failure is None else str(failure))
-            failure = failure or next((ArithmeticError(text) for text in told if text is not None), None)
+            told = self._world.gather(None if failure is None else (failure.copies, failure.share, failure.where))
+            # All ranks tell of the same one.
+            failure = next((EndlessError(*found) for found in told if found is not None), None)
         if failure is not None:
             raise failure
         self._traffic.spread(self._tensors, lambda name: self._rows[name].tensor, self._kept)

@@ -83,8 +83,8 @@ def test_the_way_back_is_that_of_the_whole_way(equation: Equation, monkeypatch: 
     gram, shift = grams_of(0.3, 0.05)
     weight = randn(2, 2, 2 * D, D, seed=9)
     found = []
-    for room in (integration.ROOM, 1):
-        monkeypatch.setattr(integration, "ROOM", room)
+    for room in (integration.KEPT, 0):
+        monkeypatch.setattr(integration, "KEPT", room)
         leaf = gram.clone().requires_grad_()
         end = integrate(equation, leaf, shift, 1e-12)
         found += torch.autograd.grad(end, leaf, weight, retain_graph=True)
@@ -148,7 +148,7 @@ def test_steps_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch)
 
     assert len(kept()) > 3
     assert all(kept())
-    monkeypatch.setattr(integration, "ROOM", 0)
+    monkeypatch.setattr(integration, "KEPT", 0)
     assert not any(kept())
 
 

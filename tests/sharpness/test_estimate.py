@@ -509,6 +509,20 @@ def test_what_an_exact_geodesic_does_not_reach_is_left_out_and_told() -> None:
         score(model, bert_batches(1), metric="mix", rho=0.01, average=True, steps=2)
 
 
+def test_a_mistake_in_a_loss_is_no_point_that_is_left_out() -> None:
+    calls = iter(range(100))
+
+    def wrong(outputs: Any, batch: Any) -> Tensor:
+        share = 1 / (8 - next(calls))
+        return outputs.loss * share  # type: ignore[no-any-return]
+
+    model = bert()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(ZeroDivisionError):
+        score(model, bert_batches(1), loss=wrong, metric="euclidean", steps=10)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
 def test_average_sharpness_at_a_radius_without_a_finite_loss_is_an_error() -> None:
     with pytest.raises(ModelError, match=r"not finite at a random perturbation of rho 1e\+18"):
         quick(bert(), bert_batches(1), average=True, rho=1e18)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_geosharp import SharpnessResult, score, score_pretrained
+from hf_geosharp.geometry.integration import EndlessError
 from hf_geosharp.sharpness.ball import Ball
 from tests.sharpness.tiny import bert, bert_batches
 
@@ -66,7 +67,7 @@ def test_it_costs_the_score_nothing_and_is_left_out_where_nothing_is_run_again()
 
 def test_an_exact_geodesic_that_has_no_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_end(self: Ball, *_: Any) -> float | None:
-        raise ArithmeticError("it does not get there")
+        raise EndlessError([0], 0.5)
 
     monkeypatch.setattr(Ball, "exact", without_end)
     model = bert()

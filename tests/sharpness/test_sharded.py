@@ -264,6 +264,7 @@ CASES: dict[str, dict[str, Any]] = {
     "profile": {"profile": True, "steps": 2},
     "far from exact geodesics": {"metric": "mix", "geodesic": "second", "rho": 10.0, "steps": 2},
     "along exact geodesics": {"metric": "mix", "rho": 1.0, "steps": 2},
+    "exact geodesics without an end": {"metric": "mix", "dead": True, "steps": 2, "reproducibility": False},
     "no symmetries": {"metric": "euclidean", "steps": 2},
     "half precision": {"dtype": "float64", "half": True, "steps": 2},
     "an adapter alone": {"adapter": True, "params": "lora", "steps": 2, "per": "layer"},
@@ -285,11 +286,17 @@ def all_cases(shard: bool, copies: int | None = None, names: Sequence[str] = tup
         options = {"steps": 3, **case}
         size = options.pop("size", 7)
         text = options.pop("text", False)
-        packed = options.pop("packed", False)
+        packed, dead = options.pop("packed", False), options.pop("dead", False)
         model, batches = (gpt2(), gpt2_batches(2)) if text else (bert(), bert_batches(2, size=size))
         if packed:
             batches = [{"input_ids": b["input_ids"], "labels": b["input_ids"]} for b in batches]
         model = adapted() if options.pop("adapter", False) else model.double()
+        if dead:
+            attention = model.bert.encoder.layer[0].attention.self
+            with torch.no_grad():
+                for linear in (attention.query, attention.key):
+                    linear.weight[:4] *= 1e-14
+                    linear.bias[:4] *= 1e-14
         model = model.bfloat16() if options.pop("half", False) else model
         if shard:
             model = sharded(model, copies)
@@ -332,9 +339,11 @@ def test_the_score_of_a_sharded_model_is_that_of_the_whole_one(size: int, copies
             assert_close(found[key], expected[key], f"{name}: {key}")
         assert found["reproducible"]["ok"] == expected["reproducible"]["ok"]
         assert found["warnings"] == expected["warnings"]
-        assert any("not close to the exact" in text for text in found["warnings"]) is (
-            name == "far from exact geodesics"
-        )
+        for told, case in (
+            ("not close to the exact", "far from exact geodesics"),
+            ("layer.0.attention.qk head 0 was not found beyond", "exact geodesics without an end"),
+        ):
+            assert any(told in text for text in found["warnings"]) is (name == case)
 
 
 def assert_close(found: Any, expected: Any, where: str) -> None:
