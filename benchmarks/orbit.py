@@ -34,7 +34,7 @@ MOVES = (*((c, 1.0) for c in SCALES), *((1.0, k) for k in CONDITIONS[1:]))
 """Scale and condition of each element."""
 
 SEED = 20250509
-ITERATIONS = 20
+ITERATIONS = 100
 """Of the power iteration."""
 
 DIGITS = 9
