@@ -1,7 +1,8 @@
 """The ascents against each other, over the demos and a zoo of tiny models, from small radii to large ones.
 
     python benchmarks/ascent_zoo.py FOLDER --models 48
-    python benchmarks/ascent.py FOLDER [--models 48] [--geodesic second] [--json benchmarks/data/ascent.json]
+    python benchmarks/ascent.py FOLDER [--models 48] [--geodesic second] [--metrics mix]
+                                       [--json benchmarks/data/ascent.json]
 
 For each model, metric and radius: one ball around the first 64 training samples, in float32.
 What each ascent finds with 20 steps, the default one from two and three starts as well, is compared with the best of
@@ -126,8 +127,10 @@ def measure(
             yield rho, name, found.highest, Passes(objective.forwards, objective.backwards)
 
 
-def run(folder: Path, names: Sequence[str], geodesic: Order | None = None) -> list[Row]:
-    """Measures what is not measured yet; returns the rows of these models."""
+def run(
+    folder: Path, names: Sequence[str], metrics: Sequence[str] = tuple(RADII), geodesic: Order | None = None
+) -> list[Row]:
+    """Measures what is not measured yet; returns the rows of these models and metrics."""
     path = folder / (f"ascent-{geodesic}.jsonl" if geodesic else "ascent.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     known = {key(row) for row in rows}
@@ -137,7 +140,7 @@ def run(folder: Path, names: Sequence[str], geodesic: Order | None = None) -> li
                 metric: [
                     (rho, *one) for rho in radii for one in RUNS if (name, metric, rho, one[0]) not in known
                 ]
-                for metric, radii in RADII.items()
+                for metric, radii in RADII.items() if metric in metrics
             }  # fmt: skip
             if not any(todo.values()):
                 continue
@@ -155,7 +158,7 @@ def run(folder: Path, names: Sequence[str], geodesic: Order | None = None) -> li
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
             print(name, flush=True)
-    return [row for row in rows if row["model"] in names]
+    return [row for row in rows if row["model"] in names and row["metric"] in metrics]
 
 
 def summary(rows: Sequence[Row], name: str, reference: Mapping[Key, float]) -> dict[str, Any]:
@@ -186,11 +189,8 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         tests.append((metric, lambda row, metric=metric: row["metric"] == metric))
         for rho in radii:
             tests.append((f"{metric} {rho:g}", lambda row, m=metric, r=rho: row["metric"] == m and row["rho"] == r))
-    return [
-        {"where": where, **summary([row for row in rows if test(row)], name, reference)}
-        for where, test in tests
-        for name, *_ in RUNS[1:]
-    ]
+    chosen = [(where, [row for row in rows if test(row)]) for where, test in tests]
+    return [{"where": where, **summary(own, name, reference)} for where, own in chosen if own for name, *_ in RUNS[1:]]
 
 
 def main() -> None:
@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the zoo")
     parser.add_argument("--models", type=int, default=20, help="number of models of each kind")
     parser.add_argument("--geodesic", choices=GEODESICS)
+    parser.add_argument("--metrics", nargs="+", choices=list(RADII), default=list(RADII))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -205,7 +206,7 @@ def main() -> None:
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
     names = [*DEMOS.values(), *(sort(kind, i).name for i in range(arguments.models) for kind in KINDS)]
-    rows = run(arguments.folder, names, arguments.geodesic)
+    rows = run(arguments.folder, names, arguments.metrics, arguments.geodesic)
     lines = table(rows)
     print(
         f"{'':15} {'':16} cells  passes: median  90 %   mean   of 60 steps: least   5 %  median  < 99 %  < 97 %  "
