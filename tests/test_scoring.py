@@ -29,17 +29,23 @@ def agree_to_five_digits(a: float, b: float) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("metric", ["inv", "mix"])
+@pytest.mark.parametrize(("metric", "geodesic"), [("inv", "second"), ("mix", "second"), ("mix", "exact")])
 @pytest.mark.parametrize("name", ["digits-vit", "vader-bert"])
-def test_a_demo_and_its_twin_agree_to_five_digits_where_adaptive_sharpness_differs(name: str, metric: str) -> None:
-    model, twin = (scored(f"demo:{name}{suffix}", metric=metric, baselines=["adaptive"]) for suffix in ("", "-twin"))
+def test_a_demo_and_its_twin_agree_to_five_digits_where_adaptive_sharpness_differs(
+    name: str, metric: str, geodesic: str
+) -> None:
+    options = {"metric": metric, "geodesic": geodesic, "baselines": ["adaptive"]}
+    model, twin = (scored(f"demo:{name}{suffix}", **options) for suffix in ("", "-twin"))
     assert model.geodesic_sharpness > 1e-3
     assert model.reproducible.ok
     assert twin.reproducible.ok
     assert agree_to_five_digits(model.geodesic_sharpness, twin.geodesic_sharpness)
     for a, b in zip(model.per_batch, twin.per_batch, strict=True):
-        # A rise is a difference of losses, of which single precision has so many digits.
-        assert abs(a.value - b.value) <= 1e-5 * min(a.base_loss + a.value, b.base_loss + b.value)
+        if geodesic == "exact":
+            # A rise is a difference of losses, of which single precision has so many digits, and this one is small.
+            assert abs(a.value - b.value) <= 1e-5 * min(a.base_loss + a.value, b.base_loss + b.value)
+        else:
+            assert agree_to_five_digits(a.value, b.value)
     assert twin.baselines["adaptive"] > 3 * model.baselines["adaptive"]
     assert twin.model["id"] == f"demo:{name}-twin"
     assert twin.data == model.data

@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_geosharp.geometry import integration
 from hf_geosharp.geometry.gauge import canonical
 from hf_geosharp.geometry.geodesics import INV, MIX, Equation, Grams, inv_exact
-from hf_geosharp.geometry.integration import EndlessError, Step, Taken, integrate, walk
+from hf_geosharp.geometry.integration import FIRST, PARTS, EndlessError, Step, Taken, integrate, walk
 
 EQUATIONS = pytest.mark.parametrize("equation", [pytest.param(INV, id="inv"), pytest.param(MIX, id="mix")])
 COMPLEX = pytest.mark.parametrize("complex_", [False, True])
@@ -58,20 +58,23 @@ def test_it_is_of_order_eight(complex_: bool) -> None:
         assert float((integrate(INV, gram, shift, tolerance) - exact).abs().max()) < 30 * tolerance
 
 
+@pytest.mark.parametrize("numbers", [PARTS, *(numbers for numbers, _, _ in FIRST)], ids=str)
 @COMPLEX
 @EQUATIONS
-def test_the_derivative_is_that_of_finite_differences(equation: Equation, complex_: bool) -> None:
+def test_the_derivative_is_that_of_finite_differences(
+    equation: Equation, complex_: bool, numbers: tuple[int, ...]
+) -> None:
     """Of steps of fixed lengths, with a shift, in directions that keep Gram matrices Hermitian."""
     gram, shift = grams_of(0.2, 0.05, complex_=complex_)
     shift = shift + torch.tensor([[0.0], [0.3]], dtype=torch.float64)
     weight = randn(2, 2, 2 * D, 2 * D, seed=9, complex_=complex_)
     z = torch.eye(2 * D, dtype=gram.dtype) + 0.1 * randn(2, 2, 2 * D, 2 * D, seed=8, complex_=complex_)
     length = torch.tensor([0.7, 1.0], dtype=torch.float64)
-    of_gram, of_z = Step(equation, gram, z, shift, length).pullback(weight)
+    of_gram, of_z = Step(equation, gram, z, shift, length, numbers).pullback(weight)
     for seed in range(4):
         x, y = (randn(*gram.shape, seed=20 + 2 * seed + i, complex_=complex_) for i in (0, 1))
         x = gram @ (x + x.mH) @ gram
-        ends = [Step(equation, gram + t * x, z + t * y, shift, length).end for t in (1e-5, -1e-5)]
+        ends = [Step(equation, gram + t * x, z + t * y, shift, length, numbers).end for t in (1e-5, -1e-5)]
         measured = ((ends[0] - ends[1]).conj() * weight).real.sum() / 2e-5
         expected = ((of_gram.conj() * x).real.sum() + (of_z.conj() * y).real.sum()).item()
         assert measured.item() == pytest.approx(expected, rel=1e-6)
@@ -136,7 +139,7 @@ def test_fewer_parts_are_as_close_where_they_are_enough(equation: Equation, tole
     scale = torch.stack([torch.ones_like(speed), 1 / speed], dim=-1).repeat_interleave(D, dim=-1).unsqueeze(-1)
     z, steps = walk(equation, scale * gram * scale.mT, speed, shift, tolerance)
     close, _ = walk(equation, scale * gram * scale.mT, speed, shift, 1e-2 * tolerance)
-    assert {taken.parts for taken in steps} == {(2, 4), (2, 4, 6), integration.PARTS}
+    assert {taken.parts for taken in steps} == {(2, 4), (2, 4, 6), PARTS}
     assert float((z - close)[..., :D].abs().max()) < tolerance
 
 
